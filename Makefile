@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test export update lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -22,6 +22,9 @@ book: $(VENV)/.ready  ## run the chapters that changed, render the book to _buil
 
 test: $(VENV)/.ready  ## run the chapters that changed and every test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+test-quick: $(VENV)/.ready  ## the tests that are quick, start no processes and no browser (about two minutes)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser and not processes" tests
 
 export: $(VENV)/.ready  ## write normalnorm/, README.md and _quarto.yml from the notebooks; clean the notebooks
 	@$(BIN)/python -m tools.export

@@ -38,6 +38,28 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
 
     dist.destroy_process_group = keep
 
+# test_ files that `make test-quick` leaves out
+LEFT_OUT = {
+    "slow": "accepted analysis appendices benchmarks chapters claims collapse "
+    "compiler conversion correlation_map curvature dependence deployment "
+    "early_training examples figures gpu growth hardness harness hessian "
+    "hessian_rows hostile information layer_maps ledger map_peer models "
+    "mutate native one_factor operators peers power_training proxy "
+    "proxy_conversion proxy_paper proxy_recipe pruning quarto real_folders "
+    "recipes records results robustness same_bits state traced train types "
+    "unique_recipe wide_propagation",
+    "browser": "pages widget",
+    "processes": "cli engines failures fsdp lab packaging private_names "
+    "processors regnorm_parallel spread sync sync_decorrelated",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark, files in LEFT_OUT.items():
+            if item.path.stem.removeprefix("test_") in files.split():
+                item.add_marker(mark)
+
 
 @pytest.fixture(autouse=True)
 def seeded():

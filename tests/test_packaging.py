@@ -316,10 +316,11 @@ def test_command():
     done = subprocess.run(
         [
             sys.executable,
-            "-c",
-            "import sys; from normalnorm.cli import main; "
-            "sys.exit(main(['verify', 'nn-yj-identity', "
-            "'--mutants']))",
+            "-m",
+            "normalnorm",
+            "verify",
+            "nn-yj-identity",
+            "--mutants",
         ],
         capture_output=True,
         text=True,

@@ -21,6 +21,7 @@ CHECKED = (
     "tools",
     "tests",
     "benchmarks",
+    "examples",
     "_static",
     ".github",
     "README.md",

@@ -377,6 +377,8 @@ def generate(root: Path) -> None:
         path = root / KERNEL
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(kernel_source(pieces), encoding="utf-8")
+    # nbdev adds a cell of another module to a file that exists
+    (root / "normalnorm" / "__main__.py").touch()
     run_nbdev(root, "export")
     for path in (root / "normalnorm").rglob("*.py"):
         text = path.read_text(encoding="utf-8")

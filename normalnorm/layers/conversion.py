@@ -89,6 +89,9 @@ class LayerNormalNorm2d(LayerNormalNorm):
     """Layer normality normalization of the channels of (B, C, H, W) at each
     position, in place of the `LayerNorm2d` of timm and torchvision.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each position.
+
     Arguments, noise and checkpoints as for `LayerNormalNorm`; the output has
     the shape and dtype of the input, and its layout where that is contiguous or
     channels last. Raises `ValueError` for inputs that do not have four axes, or

@@ -731,7 +731,9 @@ class _DecorrelatedBatchNorm(_ChannelNormalNorm):
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     """Decorrelated batch norm of (B, C) or (B, C, L) inputs.
 
-    ZCA whitening of groups of channels, then an affine map.
+    ZCA whitening of groups of channels, then an affine map:
+    y = γ·(Σ + εI)^(−1/2)·(u − μ) + β
+    with the mean μ and the covariance Σ of a group over the batch.
 
     Arguments as for `torch.nn.BatchNorm1d`, and
 
@@ -767,6 +769,9 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
 class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     """Decorrelated batch norm of (B, C, H, W) inputs; as
     `DecorrelatedBatchNorm1d`, in place of `torch.nn.BatchNorm2d`.
+
+    y = γ·(Σ + εI)^(−1/2)·(u − μ) + β
+    with μ and Σ of a group of channels, over B, H and W.
 
     Example:
 
@@ -824,6 +829,9 @@ class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
     whitening as `DecorrelatedBatchNorm1d`, then power transform and noise as
     `BatchNormalNorm1d`.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (Σ + εI)^(−1/2)·(u − μ)
+    with μ and Σ of a group of channels, λ̂ and s of each channel.
+
     Arguments of both layers, `noise` (0.4), `noise_kind`, `alpha`, `steps`,
     `safeguard` after those of the whitening; one more buffer, `running_lambda`.
     In groups of one it is `BatchNormalNorm1d`; with `alpha=0`, `noise=0` and a
@@ -842,6 +850,9 @@ class DecorrelatedBatchNormalNorm1d(_DecorrelatedBatchNormalNorm):
 class DecorrelatedBatchNormalNorm2d(_DecorrelatedBatchNormalNorm):
     """Decorrelated batch normality normalization of (B, C, H, W) inputs; as
     `DecorrelatedBatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (Σ + εI)^(−1/2)·(u − μ)
+    with μ and Σ of a group of channels, λ̂ and s of each channel.
 
     Example:
 

@@ -102,8 +102,11 @@ _PASSES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class BatchReNorm(_ChannelNormalNorm):
-    """Batch renormalization of (B, C, …): γ(rh + d) + β in training, with r =
-    σ_B/σ and d = (μ_B − μ)/σ clipped and without gradient.
+    """Batch renormalization of (B, C, …).
+
+    y = γ·(r·h + d) + β,  h = (u − μ_B)/σ_B
+    in training, with r = σ_B/σ and d = (μ_B − μ)/σ clipped and without
+    gradient, σ_B² the variance of the batch with ε.
 
     Arguments as for `torch.nn.BatchNorm2d` (`bias`: whether there is a β),
     `noise` and `noise_kind` as for `BatchNormalNorm1d` (none by default), and
@@ -281,8 +284,11 @@ register(BatchReNorm, "renorm", axes="B C …", unit="C")
 
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0014
 class EvoNorm2d(_NormalNorm):
-    """EvoNorm-S0 of (B, C, H, W): γ·u·s(vu)/√(σ² + ε) + β, σ² the variance of a
-    group of channels of a sample, s the logistic function.
+    """EvoNorm-S0 of (B, C, H, W).
+
+    y = γ·u·s(vu)/√(σ² + ε) + β
+    with σ² the variance of a group of channels of a sample, s the logistic
+    function.
 
     In place of timm's `EvoNorm2dS0`. `num_features`, `num_groups` (32) which
     must divide it, `apply_act` (without it, as in timm, γu + β is all), `eps`;
@@ -389,8 +395,10 @@ register(
 
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0017
 class PropagatedNorm(_NormalNorm):
-    """ReLU, then the mean and the deviation that the ReLU of a standard normal
-    variable has: (max(γu + β, 0) − 1/√(2π))/√(½(1 − 1/π)), for (B, C, …).
+    """ReLU of (B, C, …), then mean and deviation that the ReLU of a standard
+    normal variable has.
+
+    y = (max(γu + β, 0) − 1/√(2π))/√(½(1 − 1/π))
 
     Normalization propagation. It includes the activation, uses no statistics of
     the data, and expects what weight rows of length 1 make of standardized,

@@ -355,6 +355,10 @@ class _BatchNormalNorm(_ChannelNormalNorm):
 class BatchNormalNorm1d(_BatchNormalNorm):
     """Batch normality normalization of (B, C) or (B, C, L) inputs.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with mean μ, variance σ² and λ̂ of each channel of the batch; in training
+    with noise, n standard normal, s the mean absolute deviation of ψ(h; λ̂).
+
     Arguments and buffers as for `torch.nn.BatchNorm1d`, with six more
     arguments and one more buffer:
 
@@ -389,6 +393,9 @@ class BatchNormalNorm2d(_BatchNormalNorm):
     """Batch normality normalization of (B, C, H, W) inputs; as
     `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm2d`.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel, over B, H and W.
+
     Example:
 
         >>> BatchNormalNorm2d(3)(torch.randn(2, 3, 4, 4)).shape
@@ -399,6 +406,9 @@ class BatchNormalNorm2d(_BatchNormalNorm):
 class BatchNormalNorm3d(_BatchNormalNorm):
     """Batch normality normalization of (B, C, D, H, W) inputs; as
     `BatchNormalNorm1d`, in place of `torch.nn.BatchNorm3d`.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel, over B, D, H and W.
 
     Example:
 
@@ -455,6 +465,9 @@ class InstanceNormalNorm1d(_InstanceNormalNorm):
     """Instance normality normalization of (B, C, L) or (C, L) inputs, in place
     of `torch.nn.InstanceNorm1d`: each image and channel is a unit.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel of each image.
+
     Arguments as for `torch.nn.InstanceNorm1d` (so `affine` and
     `track_running_stats` are off by default), and those of `BatchNormalNorm1d`.
     Raises `ValueError` for wrong shapes and for a single value per instance.
@@ -471,6 +484,9 @@ class InstanceNormalNorm2d(_InstanceNormalNorm):
     """Instance normality normalization of (B, C, H, W) or (C, H, W) inputs; as
     `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm2d`.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel of each image.
+
     Example:
 
         >>> InstanceNormalNorm2d(3)(torch.randn(3, 4, 4)).shape
@@ -481,6 +497,9 @@ class InstanceNormalNorm2d(_InstanceNormalNorm):
 class InstanceNormalNorm3d(_InstanceNormalNorm):
     """Instance normality normalization of (B, C, D, H, W) or (C, D, H, W)
     inputs; as `InstanceNormalNorm1d`, in place of `torch.nn.InstanceNorm3d`.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel of each image.
 
     Example:
 
@@ -536,6 +555,9 @@ register(
 class LayerNormalNorm(_NormalNorm):
     """Layer normality normalization over the last axes, of sizes
     `normalized_shape`.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each sample.
 
     Arguments as for `torch.nn.LayerNorm` (`eps`, `elementwise_affine`, `bias`),
     and `noise` (1.0), `noise_kind`, `alpha`, `steps`, `safeguard`,
@@ -602,6 +624,9 @@ class LayerNormalNorm(_NormalNorm):
 class GroupNormalNorm(_NormalNorm):
     """Group normality normalization of (B, C, …) inputs, in place of
     `torch.nn.GroupNorm`: each group of channels of an image is a unit.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each group.
 
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
     `affine`; `bias`, whether there is a β), and `noise` (0.4), `noise_kind`,

@@ -163,11 +163,11 @@ class _Crossed(_ChannelNormalNorm):
 
 
 class BMLVNorm(_Crossed):
-    """Batch mean, layer variance: (z − μ of the channel)/(σ of the sample), for
-    inputs of shape (B, C, …).
+    """Batch mean, layer variance, for inputs of shape (B, C, …).
 
-    The deviation is that of what it divides, z − μ; that of z itself is another
-    function.
+    y = γ·(u − μ)/√(σ² + ε) + β
+    with μ of the channel and σ² of the sample. The deviation is that of what it
+    divides, u − μ; that of u itself is another function.
 
     Arguments as for `torch.nn.BatchNorm2d`, with `noise`, `noise_kind`,
     `gaussianizer` as for `BatchNormalNorm1d`, but none by default. λ̂ and noise
@@ -204,11 +204,11 @@ class BMLVNorm(_Crossed):
 
 
 class LMBVNorm(_Crossed):
-    """Layer mean, batch variance: (z − μ of the sample)/(σ of the channel), for
-    inputs of shape (B, C, …).
+    """Layer mean, batch variance, for inputs of shape (B, C, …).
 
-    The deviation is that of what it divides, z − μ; that of z itself is another
-    function.
+    y = γ·(u − μ)/√(σ² + ε) + β
+    with μ of the sample and σ² of the channel. The deviation is that of what it
+    divides, u − μ; that of u itself is another function.
 
     Arguments as for `torch.nn.BatchNorm2d`, with `noise`, `noise_kind`,
     `gaussianizer` as for `BatchNormalNorm1d`, but none by default. λ̂ and noise
@@ -261,8 +261,10 @@ register(LMBVNorm, "lmbv", axes="B C …", unit="C", centre="B")
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0024
 class RootMeanSquareNorm(_NormalNorm):
-    """u/√(mean u² + ε) over the last axes, of sizes `normalized_shape`: no mean
-    is subtracted; in place of `torch.nn.RMSNorm`.
+    """Division by the root mean square over the last axes, of sizes
+    `normalized_shape`; no mean is subtracted. In place of `torch.nn.RMSNorm`.
+
+    y = γ·u/√(mean u² + ε)
 
     Arguments as for `torch.nn.RMSNorm` (`eps` None is the ε of the input's
     dtype, of float32 for half precision), with `noise`, `noise_kind`,
@@ -353,9 +355,10 @@ register(
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0034
 class FilterResponseNorm(_NormalNorm):
-    """u/√(ν² + ε), ν² the mean square over the positions of a channel, then γ,
-    β and the threshold max(·, τ): filter response norm with its thresholded
-    linear unit (TLU).
+    """Filter response norm with its thresholded linear unit (TLU).
+
+    y = max(γ·u/√(ν² + ε) + β, τ)
+    with ν² the mean square over the positions of a channel of an image.
 
     For inputs of shape (B, C, L), (B, C, H, W) or (B, C, D, H, W); in place of
     timm's `FilterResponseNormTlu2d`, whose arguments it has, with `noise`,

@@ -272,6 +272,9 @@ class PreLayerNormLinear(_ScaledLinear, nn.Linear):
     """A linear map between two halves of layer norm: the mean over the features
     is subtracted before it, and the result divided by its standard deviation.
 
+    y = γ·z/√(var z + ε) + β,  z = W·(x − mean x)
+    with the mean and the variance of each sample.
+
     In place of `nn.Linear` and the layer norm after it, for inputs of shape (…,
     in_features). Arguments as for `torch.nn.Linear`, and
 
@@ -304,6 +307,9 @@ class PreLayerNormConv1d(_ScaledConv, nn.Conv1d):
     norm: the mean of a sample is subtracted before it, over channels and
     positions, and the result divided by its standard deviation.
 
+    y = γ·z/√(var z + ε) + β,  z = conv(x − mean x)
+    with the mean and the variance of each sample.
+
     In place of `nn.Conv1d` and the normalizer after it. Arguments as for
     `torch.nn.Conv1d`, and those of `PreLayerNormLinear`; `gain` and `bias` have
     an element for each output channel. The mean is subtracted before the
@@ -322,6 +328,8 @@ class PreLayerNormConv2d(_ScaledConv, nn.Conv2d):
     """A convolution of (B, C, H, W) or (C, H, W) inputs between two halves of
     layer norm; as `PreLayerNormConv1d`, in place of `nn.Conv2d`.
 
+    y = γ·z/√(var z + ε) + β,  z = conv(x − mean x)
+
     Example:
 
         >>> PreLayerNormConv2d(3, 8, 3)(torch.randn(2, 3, 5, 5)).shape
@@ -332,6 +340,8 @@ class PreLayerNormConv2d(_ScaledConv, nn.Conv2d):
 class PreLayerNormConv3d(_ScaledConv, nn.Conv3d):
     """A convolution of (B, C, D, H, W) or (C, D, H, W) inputs between two
     halves of layer norm; as `PreLayerNormConv1d`, in place of `nn.Conv3d`.
+
+    y = γ·z/√(var z + ε) + β,  z = conv(x − mean x)
 
     Example:
 

@@ -531,6 +531,8 @@ class ProxyNorm(_Leaf):
     normalizer, less mean and over deviation of what they make of a normal
     variable.
 
+    y = (φ(γu + β) − E φ(γY + β))/√(Var φ(γY + β) + ε),  Y ~ N(β̃, (1 + γ̃)²)
+
     In place of `nn.ReLU()` after a normalizer without an affine map of its own,
     such as `nn.GroupNorm(groups, channels, affine=False)`:
 

@@ -209,6 +209,9 @@ class RegNormLinear(_RegLinear, nn.Linear):
     """A linear map whose result is divided by its root mean square, and which
     leaves a penalty on the mean over the batch for the loss.
 
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = W·x
+    with the mean of each sample; the penalty is 2·‖mean of r over the batch‖².
+
     In place of `nn.Linear` and the normalizer after it, for inputs of shape (…,
     in_features); all axes but the last are samples. Arguments as for
     `torch.nn.Linear`; those of `PreLayerNormLinear` (`gain`, `eps`, `noise`,
@@ -236,6 +239,8 @@ class PreRegNormLinear(_RegLinear, nn.Linear):
     """`RegNormLinear` with the mean over the features subtracted before the
     map, as in `PreLayerNormLinear`.
 
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = W·(x − mean x)
+
     Source: Rao & Sohl-Dickstein (2020), Table 3.
 
     Example:
@@ -248,6 +253,9 @@ class PreRegNormLinear(_RegLinear, nn.Linear):
 class RegNormConv1d(_RegConv, nn.Conv1d):
     """A convolution of (B, C, L) inputs whose result is divided by the root
     mean square of the sample, with a penalty on the mean over the batch.
+
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x)
+    with the mean of each sample; the penalty is 2·‖mean of r over the batch‖².
 
     In place of `nn.Conv1d` and the normalizer after it; arguments as for
     `torch.nn.Conv1d` and `RegNormLinear`. Each position of each channel has a
@@ -267,6 +275,8 @@ class RegNormConv2d(_RegConv, nn.Conv2d):
     """A convolution of (B, C, H, W) inputs with RegNorm; as `RegNormConv1d`, in
     place of `nn.Conv2d`.
 
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x)
+
     Example:
 
         >>> RegNormConv2d(3, 8, 3)(torch.randn(2, 3, 5, 5)).shape
@@ -279,6 +289,8 @@ class RegNormConv2d(_RegConv, nn.Conv2d):
 class RegNormConv3d(_RegConv, nn.Conv3d):
     """A convolution of (B, C, D, H, W) inputs with RegNorm; as `RegNormConv1d`,
     in place of `nn.Conv3d`.
+
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x)
 
     Example:
 
@@ -293,6 +305,8 @@ class PreRegNormConv1d(_RegConv, nn.Conv1d):
     """`RegNormConv1d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv1d`.
 
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x − mean x)
+
     Example:
 
         >>> PreRegNormConv1d(3, 8, 3)(torch.randn(2, 3, 9)).shape
@@ -304,6 +318,8 @@ class PreRegNormConv2d(_RegConv, nn.Conv2d):
     """`RegNormConv2d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv2d`.
 
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x − mean x)
+
     Example:
 
         >>> PreRegNormConv2d(3, 8, 3)(torch.randn(2, 3, 5, 5)).shape
@@ -314,6 +330,8 @@ class PreRegNormConv2d(_RegConv, nn.Conv2d):
 class PreRegNormConv3d(_RegConv, nn.Conv3d):
     """`RegNormConv3d` with the mean of a sample subtracted before the map, as
     in `PreLayerNormConv3d`.
+
+    y = γ·r + β,  r = z/√(mean z² + ε),  z = conv(x − mean x)
 
     Example:
 

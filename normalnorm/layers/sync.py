@@ -305,6 +305,9 @@ class SyncBatchNormalNorm(_AllProcesses, _BatchNormalNorm):
     """Batch normality normalization over the batches of all processes of a
     group, for inputs of shape (B, C, …); in place of `torch.nn.SyncBatchNorm`.
 
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (u − μ)/√(σ² + ε)
+    with μ, σ², λ̂ and s of each channel, over all processes.
+
     Arguments as for `BatchNormalNorm2d`, and `process_group` (default: all
     processes). In training with more than one process, statistics, λ and noise
     are those of the whole batch, in whatever shares, and so are output,

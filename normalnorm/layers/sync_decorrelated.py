@@ -214,6 +214,9 @@ class SyncDecorrelatedBatchNorm(_SyncDecorrelated, _DecorrelatedBatchNorm):
     """Decorrelated batch norm over the batches of all processes of a group, for
     inputs of shape (B, C, …).
 
+    y = γ·(Σ + εI)^(−1/2)·(u − μ) + β
+    with μ and Σ of a group of channels, over all processes.
+
     Arguments and buffers as for `DecorrelatedBatchNorm2d`, and `process_group`
     (default: all processes). In training with more than one process, means and
     covariances are those of the whole batch, in whatever shares, and so are
@@ -239,6 +242,9 @@ class SyncDecorrelatedBatchNormalNorm(
     """Decorrelated batch normality normalization over the batches of all
     processes of a group: `SyncDecorrelatedBatchNorm`, then power transform and
     noise.
+
+    y = γ·(ψ(h; λ̂) + ξ·s·n) + β,  h = (Σ + εI)^(−1/2)·(u − μ)
+    with μ and Σ of a group of channels, λ̂ and s of each channel.
 
     Arguments and buffers as for `DecorrelatedBatchNormalNorm2d`, and
     `process_group`. λ and noise are those of the whole batch, too.
