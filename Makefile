@@ -47,14 +47,14 @@ gpu:  ## what this machine's GPU does with the layers, within MINUTES (9), into 
 wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)
 	@$(BIN)/python -m tools.wheel
 
-mutants: $(VENV)/.ready  ## wrong versions of the library, of which the tests must notice nearly all; the outcome into results/mutation (about an hour; not part of CI)
-	@$(BIN)/python -m tools.mutate --record
+mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module, which the tests should notice; the outcome into results/mutation (some hours, goes on where it stopped; not part of CI)
+	@$(BIN)/python -m tools.mutants --record
 
 records: $(VENV)/.ready  ## which measured results are older than their code; asks their witnesses, writes results/records.json
 	@$(BIN)/python -m tools.records
 
 clean:  ## remove what was built; the environment stays
-	rm -rf _build _docs build dist *.egg-info
+	rm -rf _build mutants _docs build dist *.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 test-oldest:  ## the library's tests with the oldest supported torch, numpy, scipy (not part of CI)
