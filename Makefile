@@ -54,7 +54,7 @@ records: $(VENV)/.ready  ## which measured results are older than their code; as
 	@$(BIN)/python -m tools.records
 
 clean:  ## remove what was built; the environment stays
-	rm -rf _build mutants _docs build dist *.egg-info
+	rm -rf _build _docs build dist *.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 test-oldest:  ## the library's tests with the oldest supported torch, numpy, scipy (not part of CI)

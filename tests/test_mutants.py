@@ -199,7 +199,7 @@ def test_mutmut_runs_them(tmp_path):
     expected = {
         (condition, "if by:"): "killed",
         (condition, "if (x > 2):"): "survived",
-        (condition, "if by or x > 2:"): "killed",
+        (condition, "if (by or x > 2):"): "killed",
         ("y.append(by)", "None"): "killed",
         ("y.append(by)", "y.append(x)"): "survived",
         ("y = list(range(3))", "y = (range(3))"): "survived",

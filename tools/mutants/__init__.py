@@ -12,7 +12,6 @@ chapter.
     python -m tools.mutants native.cpp --count 5
     python -m tools.mutants --record               what was found so far, into
                                                    results/mutation
-    mutmut show NAME                               of the last module
 
 A module's outcomes are kept in _build/mutants until the module, its tests or
 `--count` change; a run that was interrupted goes on from there. A mutant that

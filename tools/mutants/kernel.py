@@ -23,8 +23,6 @@ from tools.mutants import ROOT
 from tools.processors import SETS, environment
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
-PATIENCE = 900  # seconds for the tests of a mutant
-
 # Lines of the kernel that decide how fast it is and not what it gives.
 FOR_SPEED = re.compile(
     # asks for memory in time, or room in it; when it is given back
@@ -100,11 +98,15 @@ def compiled_lines(source: str, macros: set[str]) -> list[bool]:
         return bool(eval(text.strip(), {}))
 
     kept, stack = [], []  # of [now, has one of the branches held]
-    for line in source.split("\n"):
+    rows = source.split("\n")
+    for at, line in enumerate(rows):
         words = re.match(
             r"\s*#\s*(ifdef|ifndef|if|elif|else|endif)\b(.*)", line
         )
         word, rest = words.groups() if words else ("", "")
+        while word and rest.endswith("\\"):
+            at += 1
+            rest = rest[:-1] + rows[at]
         if word in ("ifdef", "ifndef"):
             now = (rest.strip() in macros) == (word == "ifdef")
             stack.append([now, now])
@@ -205,7 +207,7 @@ class Copy:
 
     def __init__(self, folder: Path, instructions: str):
         self.folder = folder
-        for name in ("normalnorm", "tests", "results", "pyproject.toml"):
+        for name in ("normalnorm", "tests", "tools", "pyproject.toml"):
             place = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             place(ROOT / name, folder / name)
         self.env = environment(instructions, "gcc", folder / "cache") | {
@@ -214,6 +216,7 @@ class Copy:
             "NORMALNORM_QUIET": "1",
         }
         self.env["CXX"] += " -O1"
+        self.patience: float | None = None  # seconds for a run of the tests
 
     def python(self, *words: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -222,7 +225,7 @@ class Copy:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=self.patience,
         )
 
     def compiled(self, source: str) -> str:
@@ -240,9 +243,10 @@ class Copy:
         done = self.python("-m", "pytest", "-q", "--tb=no", "-rfE", "-p",
                            "no:xdist", "-p", "no:cacheprovider", "-m",
                            "not book", *options, *tests)  # fmt: skip
+        if done.returncode not in (0, 1) and self.patience is None:
+            raise RuntimeError(f"without a mutant: {done.stdout}{done.stderr}")
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-        ended = done.returncode not in (0, 1)
-        return failed or [f"pytest ended with {done.returncode}"] * ended
+        return failed or ["pytest itself"] * bool(done.returncode)
 
 
 def run(
@@ -256,16 +260,16 @@ def run(
 
     `folder`: an empty one. `tests`: in place of the kernel's own.
     """
-    copy, source = (
-        Copy(folder, instructions),
-        (ROOT / KERNEL).read_text("utf-8"),
-    )
+    source = (ROOT / KERNEL).read_text(encoding="utf-8")
     proxy = source.find("struct ProxyJob")
+    copy = Copy(folder, instructions)
     plain = copy.compiled(source)
     if not plain:
         raise RuntimeError(f"the kernel does not compile for {instructions}")
     ours = tests or ["tests/test_native.py", "tests/test_proxy.py"]
+    start = time.monotonic()
     without = [f"--deselect={test}" for test in copy.tested(ours)]
+    copy.patience = 300 + 3 * (time.monotonic() - start)
     print(f"{instructions}: {len(without)} tests fail without a mutant")
     every = mutants(source, macros(copy.env))
     random.Random(seed).shuffle(every)
@@ -276,22 +280,17 @@ def run(
             continue
         row = {"file": KERNEL, "line": mutant.line, "before": mutant.before,
                "after": mutant.after, "processor": instructions}  # fmt: skip
-        chosen = tests or ours[::-1] if mutant.start > proxy > 0 else ours
-        try:
-            failed = (
-                [] if made == plain else copy.tested(chosen, "-x", *without)
-            )
-            outcome = "killed" if failed else "survived"
-        except subprocess.TimeoutExpired:
-            failed, outcome = [], "timeout"
         if made == plain:
-            outcome = "equivalent"
+            row["outcome"] = "equivalent"
             row["argument"] = "the compiler makes the same machine code"
-        row |= (
-            {"outcome": outcome, "by": failed[0]}
-            if failed
-            else {"outcome": outcome}
-        )
+        else:
+            order = -1 if mutant.start > proxy > 0 else 1
+            try:
+                failed = copy.tested(ours[::order], "-x", *without)
+            except subprocess.TimeoutExpired:
+                failed = ["its time"]
+            row["outcome"] = "killed" if failed else "survived"
+            row["by"] = "".join(failed[:1])
         yield row | {"seconds": round(time.monotonic() - start)}
         count -= 1
 
