@@ -18,22 +18,16 @@ from tools.mutants import kernel, python  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 AVX2 = {"__x86_64__", "__AVX__", "__AVX2__", "__FMA__", "_OPENMP"}
-TOY = """import torch
+TOY = """def left_alone(f):
+    return f
 
 
-@torch.no_grad()
+@left_alone
 def shift(x: int, by: int = 1) -> int:
     y = list(range(3))
-    y = [*y, x]
     if by and x > 2:
         y.append(by)
     return len(y) + by
-
-
-def endless(n):
-    while n > 0:
-        n -= 1
-    return n
 """
 
 
@@ -172,9 +166,8 @@ def test_mutmut_runs_them(tmp_path):
         "pyproject.toml": (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
         "normalnorm/__init__.py": "",
         "normalnorm/toy.py": TOY,
-        "tests/test_toy.py": "from normalnorm.toy import endless, shift\n\n"
-        "def test_shift():\n    assert (shift(2), shift(3)) == (5, 6)\n\n"
-        "def test_end():\n    assert endless(3) == 0\n",
+        "tests/test_toy.py": "from normalnorm.toy import shift\n\n"
+        "def test_shift():\n    assert (shift(2), shift(3)) == (4, 5)\n",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -202,8 +195,7 @@ def test_mutmut_runs_them(tmp_path):
         (condition, "if (by or x > 2):"): "killed",
         ("y.append(by)", "None"): "killed",
         ("y.append(by)", "y.append(x)"): "survived",
-        ("y = list(range(3))", "y = (range(3))"): "survived",
-        ("n -= 1", "n += 1"): "timeout",
+        ("y = list(range(3))", "y = (range(3))"): "killed",
     }
     assert {pair: found.get(pair) for pair in expected} == expected
 

@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     write_checks()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    known = json.loads((RECORD / "equivalents.json").read_text("utf-8"))
+    equal = json.loads((RECORD / "equivalents.json").read_text("utf-8"))
     rows, missing = [], []
     words = sys.argv[1:] if arguments is None else arguments
     for file in files:
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
             missing.append(file)
             continue
         found = [
-            argued(json.loads(line), known)
+            argued(json.loads(line), equal)
             for line in into.read_text(encoding="utf-8").splitlines()
         ]
         rows += found

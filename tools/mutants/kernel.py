@@ -272,7 +272,7 @@ def run(
     copy.patience = 300 + 3 * (time.monotonic() - start)
     print(f"{instructions}: {len(without)} tests fail without a mutant")
     every = mutants(source, macros(copy.env))
-    random.Random(seed).shuffle(every)
+    random.Random(f"{seed} {instructions}").shuffle(every)
     while count and every:
         mutant, start = every.pop(), time.monotonic()
         made = copy.compiled(mutant.of(source))
