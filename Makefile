@@ -50,8 +50,8 @@ gpu:  ## what this machine's GPU does with the layers, within MINUTES (9), into 
 wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)
 	@$(BIN)/python -m tools.wheel
 
-mutants: $(VENV)/.ready  ## wrong versions of the library, of which the tests must notice nearly all; the outcome into results/mutation (about an hour; not part of CI)
-	@$(BIN)/python -m tools.mutate --record
+mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module, which the tests should notice; the outcome into results/mutation (some hours, goes on where it stopped; not part of CI)
+	@$(BIN)/python -m tools.mutants --record
 
 records: $(VENV)/.ready  ## which measured results are older than their code; asks their witnesses, writes results/records.json
 	@$(BIN)/python -m tools.records

@@ -44,7 +44,7 @@ LEFT_OUT = {
     "compiler conversion correlation_map curvature dependence deployment "
     "early_training examples figures gpu growth hardness harness hessian "
     "hessian_rows hostile information layer_maps ledger map_peer models "
-    "mutate native one_factor operators peers power_training proxy "
+    "mutants native one_factor operators peers power_training proxy "
     "proxy_conversion proxy_paper proxy_recipe pruning quarto real_folders "
     "recipes records results robustness same_bits state traced train types "
     "unique_recipe wide_propagation",

@@ -352,7 +352,7 @@ def test_committed_results_say_what_they_are():
         ):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue
-        # tests/test_mutate.py, tests/test_reading.py
+        # tests/test_mutants.py, tests/test_reading.py
         if path.parent.name in ("mutation", "reading"):
             continue
         assert {"python", "versions", "ran", "summary"} <= set(row) or {
