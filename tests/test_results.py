@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -1743,17 +1744,19 @@ def test_truncated_checkpoint_is_reported_and_stays(tmp_path):
     )
 
 
+@pytest.mark.skipif(os.name != "posix", reason="patches flock")
 def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
     tmp_path, monkeypatch
 ):
-    "Where locks do not work: the first row stays."
-    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    "Where files cannot be locked: the first row stays."
+    import errno
+    import fcntl
 
-    monkeypatch.setattr(
-        results,
-        "file_lock",
-        lambda path, wait=False: contextlib.nullcontext(True),
-    )
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
 
     def run(config, seed, arm, **_):
         results.perform(job)  # the other writer is faster
@@ -1763,6 +1766,33 @@ def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
     assert row["metrics"] == {"score": 1.0} and json.loads(
         job.path.read_text()
     )["metrics"] == {"score": 1.0}
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_that_another_process_holds_is_left_or_waited_for(tmp_path):
+    "A holder that is killed holds nothing any more."
+    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    lock = job.checkpoint.with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        assert results.perform(job, wait=False) is None
+        killer = threading.Timer(0.3, holder.kill)
+        killer.start()
+        row = results.perform(job)
+        assert row["metrics"] and holder.wait() != 0
+        killer.join()
+    assert not list(lock.parent.iterdir())
 
 
 def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):

@@ -43,7 +43,6 @@ __all__ = [
     "Job",
     "left_out",
     "plan",
-    "file_lock",
     "perform",
     "tell_other_code",
     "default_device",
@@ -51,6 +50,7 @@ __all__ = [
 ]
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
+import errno
 import hashlib
 import importlib
 import itertools
@@ -63,14 +63,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock, Timeout
 
 from ..names import near
 from .data import DataError, data_hash
@@ -1455,71 +1456,33 @@ def plan(
     return jobs
 
 
-@contextmanager
-def file_lock(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether this process holds the lock on `path` inside a `with` block,
-    alone (True), or another one does (False); with `wait` it is waited for.
-
-    The operating system releases the lock of a process that dies. Where files
-    cannot be locked (Windows), always True.
-
-    Example:
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with file_lock(Path(folder, "x.lock")) as mine:
-        ...         print(mine)
-        True
-    """
-    try:
-        import fcntl
-    except ModuleNotFoundError:
-        yield True
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(path, "w") as file:
-            try:
-                fcntl.flock(
-                    file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
-                )
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:  # a file system without locks
-                yield True
-                return
-            try:
-                same = os.fstat(file.fileno()).st_ino == os.stat(path).st_ino
-            except FileNotFoundError:
-                same = False
-            # its holder removed the file while we waited: lock the new one
-            if not same:
-                continue
-            try:
-                yield True
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
 def _begin(
     job: Job, held: ExitStack, wait: bool
 ) -> tuple[bool, dict[str, Any] | None]:
     """Whether the job is ours to do, whose lock `held` then holds; otherwise
     its row, None where another process is at it.
     """
-    lock = job.checkpoint.with_suffix(".lock")
-    if recorded(job.path):
-        # its process died between the row and tidying up
-        if lock.exists() or job.checkpoint.exists():
-            with file_lock(lock) as mine:
-                if mine:
-                    job.checkpoint.unlink(missing_ok=True)
+    lock, done = job.checkpoint.with_suffix(".lock"), recorded(job.path)
+    if done and not (lock.exists() or job.checkpoint.exists()):
         return False, read_row(job.path)
-    if not held.enter_context(file_lock(lock, wait)):
-        return False, None
-    if recorded(job.path):  # finished while we waited
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        held.enter_context(
+            FileLock(lock, timeout=-1 if wait and not done else 0)
+        )
+    except Timeout:
+        return False, read_row(job.path) if done else None
+    except OSError as error:
+        # a file system without locks
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    else:
+        # whoever waits for it then makes the next; Windows removes it itself
+        if os.name == "posix":
+            held.callback(lock.unlink, missing_ok=True)
+    # finished while we waited, or its process died before tidying up
+    if recorded(job.path):
+        job.checkpoint.unlink(missing_ok=True)
         return False, read_row(job.path)
     clear_leftovers(job.path)
     clear_leftovers(job.checkpoint)
