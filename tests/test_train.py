@@ -49,6 +49,7 @@ from normalnorm.experiments.train import (
     Bar,
     CheckpointError,
     TrainingDiverged,
+    average_of,
     clear_leftovers,
     cross_entropy,
     evaluate,
@@ -536,10 +537,13 @@ def test_outcome_has_accuracy_and_loss_and_which_images_were_right(tmp_path):
         checkpoint=tmp_path / "c.pt",
         callbacks=[look],
     )
-    averaged = torch.load(tmp_path / "c.pt", weights_only=True)["average"]
+    averaged = average_of(plain())
+    averaged.load_state_dict(
+        torch.load(tmp_path / "c.pt", weights_only=True)["average"]
+    )
     for which, state in (
         ("last", states[4]),
-        ("averaged", averaged["state"]),
+        ("averaged", averaged.module.state_dict()),
         ("chosen", states[outcome["chosen"]["epoch"]]),
     ):
         other = plain()
@@ -1422,16 +1426,20 @@ def test_averaged_weights_against_their_definition(tmp_path):
             checkpoint=tmp_path / f"{kind}.pt",
         )
         accuracy[kind] = found["averaged"]["test_accuracy"]
+
+    def kept(kind):
+        averaged = average_of(plain())
+        saved = torch.load(tmp_path / f"{kind}.pt", weights_only=True)
+        averaged.load_state_dict(saved["average"])
+        return averaged.module.state_dict()
+
     model, expected = plain(), paths["ema"][0]
     for state in paths["ema"][1:]:
         expected = {
             k: 0.7 * expected[k] + 0.3 * v if v.is_floating_point() else v
             for k, v in state.items()
         }
-    torch.testing.assert_close(
-        torch.load(tmp_path / "ema.pt", weights_only=True)["average"]["state"],
-        expected,
-    )
+    torch.testing.assert_close(kept("ema"), expected)
     model.load_state_dict(expected)
     assert evaluate(model, SMALL["test"])[0] == accuracy["ema"]
     expected = {
@@ -1440,10 +1448,7 @@ def test_averaged_weights_against_their_definition(tmp_path):
         else v
         for k, v in paths["swa"][-1].items()
     }
-    torch.testing.assert_close(
-        torch.load(tmp_path / "swa.pt", weights_only=True)["average"]["state"],
-        expected,
-    )
+    torch.testing.assert_close(kept("swa"), expected)
     model.load_state_dict(expected)
     model.train()
     with seeded("order", 0, 0):

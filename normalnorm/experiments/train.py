@@ -21,7 +21,7 @@ __all__ = [
     "correct",
     "Evaluation",
     "evaluate",
-    "Average",
+    "average_of",
     "TrainingDiverged",
     "CheckpointError",
     "write_atomically",
@@ -53,6 +53,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import swa_utils
 
 from ..names import to_install
 from .data import Split, Tensors
@@ -342,39 +343,36 @@ def evaluate(
 
 
 # %% ../../nbs/750_experiments.train.ipynb #a5099956
-class Average:
-    """A mean of a model's weights and buffers along training.
+def average_of(
+    model: nn.Module, decay: float | None = None
+) -> swa_utils.AveragedModel:
+    """A copy of a model that keeps the mean of its weights and buffers, by
+    `update_parameters(model)`.
 
-    `decay`: of the moving average; None for the plain mean.
+    Numbers that are no floats (counters) are copied.
 
-    `state`: the averages, for `model.load_state_dict(average.state)`.
+    `model`: the one in training; `decay`: of the moving average, None for the
+    plain mean.
 
     Example:
 
-        >>> model, average = nn.Linear(1, 1), Average()
+        >>> model = nn.Linear(1, 1)
+        >>> average = average_of(model)
         >>> for value in (1.0, 3.0):
         ...     _ = nn.init.constant_(model.weight, value)
-        ...     average.update(model)
-        >>> average.state["weight"]
+        ...     average.update_parameters(model)
+        >>> average.module.weight.data
         tensor([[2.]])
     """
 
-    def __init__(self, decay: float | None = None):
-        self.decay, self.count, self.state = decay, 0, {}
+    def follow(mean: Tensor, value: Tensor, count: Tensor | int) -> Tensor:
+        if not mean.is_floating_point():
+            return value
+        # a number: as a tensor of PyTorch's it would be in float32
+        weight = 1 / (int(count) + 1) if decay is None else 1 - decay
+        return mean.lerp(value, weight)
 
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Take the present weights and buffers in.
-
-        Numbers that are no floats (counters) are copied.
-        """
-        self.count += 1
-        weight = 1 / self.count if self.decay is None else 1 - self.decay
-        for name, value in model.state_dict().items():
-            if name not in self.state or not value.is_floating_point():
-                self.state[name] = value.detach().clone()
-            else:
-                self.state[name].lerp_(value, weight)
+    return swa_utils.AveragedModel(model, avg_fn=follow, use_buffers=True)
 
 
 # %% ../../nbs/750_experiments.train.ipynb #ae6c393f
@@ -898,7 +896,7 @@ class _Run:
     seed: int
     count: int
     streaming: bool
-    average: Average
+    average: swa_utils.AveragedModel | None
     path: Path | None
     progress: Any
     augment: Augment | None
@@ -965,7 +963,7 @@ def _save(run: _Run) -> None:
         "optimizer": run.optimizer.state_dict(),
         "history": run.history,
         "best": run.best,
-        "average": {"count": run.average.count, "state": run.average.state},
+        "average": run.average and run.average.state_dict(),
         "precision": run.fabric.strategy.precision.state_dict(),
         "stream": run.data["train"].state_dict() if run.streaming else None,
     }
@@ -977,6 +975,8 @@ def _continue_from_checkpoint(run: _Run) -> None:
     try:
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
+        if run.average:
+            run.average.load_state_dict(state["average"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"the checkpoint {run.path} belongs to another model, although the "
@@ -987,13 +987,6 @@ def _continue_from_checkpoint(run: _Run) -> None:
     run.fabric.strategy.precision.load_state_dict(state["precision"])
     if run.streaming:
         run.data["train"].load_state_dict(state["stream"])
-    run.average.count, run.average.state = (
-        state["average"]["count"],
-        {
-            name: value.to(run.device)
-            for name, value in state["average"]["state"].items()
-        },
-    )
     if run.progress and run.history:
         run.progress(
             f"continued after epoch {len(run.history)} from {run.path}"
@@ -1147,8 +1140,8 @@ def _take_step(
             error_if_nonfinite=False,
         )
     run.stepper.step()
-    if run.settings.average == "ema":
-        run.average.update(run.model)
+    if run.average and run.settings.average == "ema":
+        run.average.update_parameters(run.model)
     _call(run, "step", epoch, now + 1, loss)
     if hasattr(run.progress, "step"):
         run.progress.step(
@@ -1282,8 +1275,12 @@ def _train_epoch(run: _Run, epoch: int) -> _Sums:
         raise _diverged(
             run, "a weight or a buffer is not finite", run.count - 1, epoch
         )
-    if run.settings.average == "swa" and epoch >= run.settings.average_from:
-        run.average.update(run.model)
+    if (
+        run.average
+        and run.settings.average == "swa"
+        and epoch >= run.settings.average_from
+    ):
+        run.average.update_parameters(run.model)
     return sums
 
 
@@ -1412,8 +1409,8 @@ def _measure_at_the_end(run: _Run) -> dict[str, Any]:
             **{key: value for key, value in best.items() if key != "state"},
             **_measures(run, "test"),
         }
-    if run.average.count:
-        run.model.load_state_dict(run.average.state)
+    if run.average and run.average.n_averaged:
+        run.model.load_state_dict(run.average.module.state_dict())
         if run.settings.average == "swa":
             _estimate_buffers_again(run)
         outcome["averaged"] = {
@@ -1524,7 +1521,11 @@ def train(
         seed,
         count,
         streaming,
-        Average(settings.average_decay if settings.average == "ema" else None),
+        average_of(
+            model, settings.average_decay if settings.average == "ema" else None
+        )
+        if settings.average
+        else None,
         None if checkpoint is None else Path(checkpoint),
         progress if fabric.global_rank == 0 else None,
         augment,
