@@ -12,6 +12,8 @@ import torch
 
 DECLARED = []  # keeps what declare_operators registered alive
 TORCH = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+# whether PyTorch computes by AVX2 or more
+VECTORS = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX")
 FOLLOWS = pytest.mark.skipif(
     TORCH < (2, 13),
     reason="the compiler of this torch cannot follow these "

@@ -75,6 +75,7 @@ def book(tmp_path_factory):
             json.dumps(notebook, indent=1)
         )
     export.generate(root)
+    export.write_checks(root)
     (root / "normalnorm" / "__init__.py").touch()
     for module in ("claims.py", "names.py"):
         shutil.copy(ROOT / "normalnorm" / module, root / "normalnorm" / module)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from peers import FOLLOWS
+from peers import FOLLOWS, VECTORS
 from torch import nn
 
 from normalnorm.layers import backends, core
@@ -340,7 +340,10 @@ def test_exponents_near_zero_in_each_engine(backend, lmbda):
         for sign in (1, -1):
             found, _ = normality_norm(sign * u, (1,), alpha=alpha)
             torch.testing.assert_close(
-                (sign * found).double(), out, rtol=2e-6, atol=2e-6
+                (sign * found).double(),
+                out,
+                rtol=2e-6 if VECTORS else 1e-5,  # compiled, 7.4e-6 on SSE2
+                atol=2e-6,
             )
 
 

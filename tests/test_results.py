@@ -2340,7 +2340,7 @@ def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
 @pytest.mark.book
 def test_committed_rows_belong_to_the_present_recipe():
     recipe = results.recipes()["first-experiment"]
-    files = sorted((ROOT / "results" / recipe.name / "book").glob("*.json"))
+    files = results.packed(ROOT / "results" / recipe.name / "book")
     found = results.rows(recipe, "book", ROOT / "results")
     assert files and len(found) == len(files)
     for arm in recipe.scales["book"]:

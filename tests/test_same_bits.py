@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from normalnorm.layers.backends import get_backend, set_backend
+from tests.peers import VECTORS
 from tools import rows
 
 COMPANIONS = 0, 5, 16, 64, 1024
@@ -171,7 +172,7 @@ def test_what_is_not_promised_is_an_operation_of_pytorchs(layer, monkeypatch):
         and case[6] <= 64
     ]
     different = [case for case in of if differs(case)]
-    assert different
+    assert different or not VECTORS  # without, sigmoid has one way
     apart = True
     assert not [name(case) for case in of if differs(case)]
 

@@ -285,7 +285,7 @@ def test_the_kernel_in_several_processes_is_one_in_float64(
         option,
         far_of(world, shape),
     )
-    assert all(e < 1e-5 for e in found.values()), found
+    assert all(e < 2e-5 for e in found.values()), found
 
 
 @pytest.mark.parametrize(("shape", "option"), FEW)
@@ -302,7 +302,7 @@ def test_each_process_by_its_own_road(saved, road, shape, option):
     "A process without the kernel neither waits nor is waited for."
     world, parts = saved
     found = errors(world, parts, (road, shape, option), shape, option, far=0.0)
-    assert all(e < 1e-5 for e in found.values()), found
+    assert all(e < 2e-5 for e in found.values()), found
     if road == "others by definition":
         assert parts[0][road, shape, option][1] == EXPECTED[option]
         assert parts[1][road, shape, option][1][2] == 0
@@ -351,7 +351,7 @@ def test_what_is_not_learned(saved, shape):
         found = errors(
             world, parts, case, shape, "noise", far_of(world, shape), **more
         )
-        assert all(e < 1e-5 for e in found.values()), found
+        assert all(e < 2e-5 for e in found.values()), found
         assert parts[0][case][1] == counts
 
 
@@ -361,7 +361,7 @@ def test_a_kernel_that_declines_goes_on_by_the_definition(saved, which):
     world, parts = saved
     case = f"declines at {which}", "images", "noise"
     found = errors(world, parts, case, *case[1:], far=0.0)
-    assert all(e < 1e-5 for e in found.values()), found
+    assert all(e < 2e-5 for e in found.values()), found
     # without the moments the other stages are the kernel's; else it is asked
     # once more, for the statistics too, and declines where it did
     assert parts[0][case][1] == (4, 1, 7 if which == 3 else which - 1)

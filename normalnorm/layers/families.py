@@ -158,9 +158,9 @@ def _key(plain: type | str | None) -> type | str | None:
 @functools.cache
 def _import_layers() -> None:
     "Import the package's layers; each gives itself its row."
-    from normalnorm import _PUBLIC
+    import normalnorm
 
-    for name, module in _PUBLIC.items():
+    for name, module in vars(normalnorm)["_PUBLIC"].items():
         if "Norm" in name:  # the others are functions
             importlib.import_module(module)
 
