@@ -75,7 +75,7 @@ def held(shared_folder):
             pytest.skip("there is no g++")
         if reason := processors.lacking(instructions):
             pytest.skip(reason)
-        folder = shared_folder / f"kernel {instructions}"
+        folder = shared_folder / f"kernel-{instructions}"
         return (
             processors.environment(instructions, "gcc", folder, threads=2),
             folder,
