@@ -253,14 +253,14 @@ def environment(
     one word; its flags come last, so that they win.
     """
     program = cache_folder / "compiler"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    new = program.with_suffix(f".{os.getpid()}")  # others may do the same
-    new.write_text(
-        f'#!/bin/sh\nexec {COMPILERS[compiler]} "$@" '
-        f"{SETS[instructions].march}\n"
-    )
-    new.chmod(0o755)
-    os.replace(new, program)
+    march = SETS[instructions].march
+    text = f'#!/bin/sh\nexec {COMPILERS[compiler]} "$@" {march}\n'
+    if not program.exists() or program.read_text() != text:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        new = program.with_suffix(f".{os.getpid()}")  # others may do the same
+        new.write_text(text)
+        new.chmod(0o755)
+        os.replace(new, program)
     usual = {
         k: v
         for k, v in os.environ.items()

@@ -157,27 +157,27 @@ def testify(names: list[str]) -> dict[str, dict[str, Any]]:
     "What the witnesses of one module say in this process, on which machine."
     import torch
 
-    from tools.processors import _cpuinfo
-
     sys.path.append(str(ROOT / "tests"))
     torch.set_num_threads(1)
+    entries, said = ledger(), {}
+    for name in names:
+        of = importlib.import_module(entries[name]["module"])
+        said[name] = (
+            WITNESSES[name](of)
+            if name in WITNESSES
+            else first_rows(of, entries[name]["path"])
+        )
+    code = hashes()
+    from tools.processors import _cpuinfo  # what is no part of a witness
+
     machine = [
         *map(_cpuinfo().get, ("model name", "cpu family", "model")),
         torch.backends.cpu.get_cpu_capability(),
     ]
-    entries, said = ledger(), {}
-    for name in names:
-        of = importlib.import_module(entries[name]["module"])
-        said[name] = {
-            "machine": machine,
-            "witness": (
-                WITNESSES[name](of)
-                if name in WITNESSES
-                else first_rows(of, entries[name]["path"])
-            ),
-        }
-    code = hashes()
-    return {name: found | {"code": code} for name, found in said.items()}
+    return {
+        name: {"machine": machine, "witness": witness, "code": code}
+        for name, witness in said.items()
+    }
 
 
 def asked(names: Iterable[str]) -> dict[str, dict[str, Any]]:
