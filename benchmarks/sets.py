@@ -29,19 +29,6 @@ def here() -> list[str]:
     return [name for name in ("avx512", "avx2") if not lacking(name)] or ["own"]
 
 
-def _compiler(folder: Path, march: str) -> str:
-    "A program that compiles for the set: inductor takes $CXX for one word."
-    command = os.environ.get("CXX") or "g++"
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "compiler"
-    text = f'#!/bin/sh\nexec {command} "$@" {march}\n'
-    # a new file would be another compiler, and the kernel compiled again
-    if not program.exists() or program.read_text() != text:
-        program.write_text(text)
-        program.chmod(0o755)
-    return str(program)
-
-
 def environment(name: str, threads: int, folder: Path) -> dict[str, str]:
     "For a process held to the set; compiled code is kept in `folder`."
     switches = {key for s in processors.SETS.values() for key, _ in s.torch}
@@ -58,7 +45,11 @@ def environment(name: str, threads: int, folder: Path) -> dict[str, str]:
     }
     if name == "avx2":
         wanted |= dict(processors.SETS["AVX2"].torch) | {
-            "CXX": _compiler(folder, processors.SETS["AVX2"].march)
+            "CXX": processors.compiling(
+                folder,
+                os.environ.get("CXX") or "g++",
+                processors.SETS["AVX2"].march,
+            )
         }
     return usual | KEEP_PAGES | wanted
 

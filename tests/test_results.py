@@ -1032,9 +1032,13 @@ def test_rows_are_found_when_they_are_packed(known):
     packed = min(files).with_name(results.PACKED)
     lines = packed.read_text().splitlines(keepends=True)
     for damaged, words in (
-        (lines[2][:-9] + "\n", "rows.jsonl, line 3.*no JSON"),
+        ("something else\n", r"rows.jsonl, line 3 .*no JSON"),
+        (lines[2][:-9] + "\n", r"rows.jsonl, a-seed2.* .*no JSON"),
         (lines[2].replace('"row"', '"raw"'), "no dictionary with a `row`"),
-        (lines[2].replace('"seed":2', '"seed":7'), "something was edited"),
+        (
+            lines[2].replace('"seed":2', '"seed":7'),
+            r"rows.jsonl, a-seed2.*something was edited",
+        ),
     ):
         packed.write_text("".join([*lines[:2], damaged, *lines[3:]]))
         rows, problems = results.scan("known", "smoke", known)

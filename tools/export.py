@@ -496,10 +496,8 @@ def update(root: Path = ROOT) -> list[str]:
         wanted, found = tree(copy), tree(root)
         shutil.copy(copy / INDEX, root / INDEX)  # which nbdev_update reads
     for name in wanted:
-        if name.endswith(".py") and found.get(name, "") not in (
-            "",
-            wanted[name],
-        ):
+        edited = found.get(name, wanted[name]) != wanted[name]
+        if edited and name.endswith(".py"):
             run_nbdev(root, "update", "--fname", name)
     format_code(root, "nbs")
     return kernel_to_cells(root) if kernel_cells(root) else []

@@ -245,22 +245,28 @@ class Part:
     run: Callable[[Path], dict]
 
 
-def environment(
-    instructions: str, compiler: str, cache_folder: Path, threads: int = 1
-) -> dict[str, str]:
-    """For a process whose kernel and whose PyTorch are held to an instruction
-    set. The compiler is a program, because PyTorch's inductor takes $CXX for
-    one word; its flags come last, so that they win.
+def compiling(folder: Path, command: str, march: str) -> str:
+    """A program that compiles by `command` for an instruction set: inductor
+    takes $CXX for one word. The flag comes last, so that it wins.
     """
-    program = cache_folder / "compiler"
-    march = SETS[instructions].march
-    text = f'#!/bin/sh\nexec {COMPILERS[compiler]} "$@" {march}\n'
+    program = folder / "compiler"
+    text = f'#!/bin/sh\nexec {command} "$@" {march}\n'
+    # a new file would be another compiler, and the kernel compiled again
     if not program.exists() or program.read_text() != text:
-        program.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         new = program.with_suffix(f".{os.getpid()}")  # others may do the same
         new.write_text(text)
         new.chmod(0o755)
         os.replace(new, program)
+    return str(program)
+
+
+def environment(
+    instructions: str, compiler: str, cache_folder: Path, threads: int = 1
+) -> dict[str, str]:
+    """For a process whose kernel and whose PyTorch are held to an instruction
+    set.
+    """
     usual = {
         k: v
         for k, v in os.environ.items()
@@ -270,7 +276,9 @@ def environment(
         usual
         | dict(SETS[instructions].torch)
         | {
-            "CXX": str(program),
+            "CXX": compiling(
+                cache_folder, COMPILERS[compiler], SETS[instructions].march
+            ),
             "NORMALNORM_CACHE": str(cache_folder),
             "NORMALNORM_TEST_BUILD": str(cache_folder / "_build"),
             "NORMALNORM_TEST_THREADS": str(threads),

@@ -227,14 +227,10 @@ class Run:
             return "code or environment changed"
         for name, known in record["dependencies"].items():
             path = self.chapter.root / name
-            data = path.read_bytes() if path.is_file() else None
-            if data is None or (
-                digest(data) != known
-                and (
-                    name not in record["meanings"]
-                    or meaning(name, data) != record["meanings"][name]
-                )
-            ):
+            if not path.is_file():
+                return f"{name} changed"
+            data, meant = path.read_bytes(), record["meanings"].get(name)
+            if digest(data) != known and meaning(name, data) != meant:
                 return f"{name} changed"
         return ""
 
@@ -420,14 +416,12 @@ def execute(
             if f.startswith(root)
         } - {f"nbs/{chapter.name}.ipynb"}
         # whose text the chapter may show
+        all_shown = any(map(SHOWS.search, chapter.code_cells()))
         shown = {
             name
             for name in names
             if name.endswith(".py")
-            and (
-                root + name in known["read"]
-                or SHOWS.search("\n".join(chapter.code_cells()))
-            )
+            and (all_shown or root + name in known["read"])
         }
         record = {
             "key": key,

@@ -806,15 +806,12 @@ PACKED = "rows.jsonl"
 
 @lru_cache(maxsize=64)
 def _lines(path: Path, *state: int) -> dict[str, str]:
-    found = {}
     lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            name = str(json.loads(line)["name"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            name = f"{PACKED}, line {number}"
-        found[name] = line
-    return found
+    names = [re.match(r'{"name":"([^"]+)",', line) for line in lines]
+    return {
+        name[1] if name else f"line {number}": line
+        for number, (name, line) in enumerate(zip(names, lines), 1)
+    }
 
 
 def packed(folder: Path) -> dict[str, str]:
@@ -872,14 +869,17 @@ def read_row(path: Path) -> dict[str, Any]:
         ('first-experiment', 'book')
     """
 
+    alone = path.exists() or path.name not in packed(path.parent)
+    place = path if alone else f"{path.parent / PACKED}, {path.name}"
+
     def refuse(what: str) -> ResultsError:
         return ResultsError(
-            f"{path} is not a row of results ({what}): "
+            f"{place} is not a row of results ({what}): "
             "delete it and run its recipe again"
         )
 
     try:
-        if path.exists() or path.name not in packed(path.parent):
+        if alone:
             row = json.loads(path.read_text(encoding="utf-8"))
         else:
             row = json.loads(packed(path.parent)[path.name])["row"]
@@ -889,7 +889,7 @@ def read_row(path: Path) -> dict[str, Any]:
             and row["schema"] > SCHEMA
         ):
             raise ResultsError(
-                f"{path} was written by a newer normalnorm "
+                f"{place} was written by a newer normalnorm "
                 f"(schema {row['schema']}, this one knows "
                 f"{SCHEMA}): install a newer one"
             )
@@ -980,7 +980,9 @@ def scan(
     return found
 
 
-def pack(recipe: "Recipe | str", scale: str, out: Path | str | None = None):
+def pack(
+    recipe: "Recipe | str", scale: str, out: Path | str | None = None
+) -> int:
     """Put the rows of a recipe at a scale that have files of their own as lines
     into `rows.jsonl` beside them, and remove these files; returns how many.
 
