@@ -182,6 +182,10 @@ from benchmarks.gpu import __main__ as gpu
 
 gpu.PARTS["layers"] = partial(gpu.against, ("eager",), gpu.TINY)
 gpu.PARTS["correctness"] = lambda: list(gpu.correctness())[::5]
+gpu.PARTS["table"] = lambda: list(gpu.table())[::3]
+gpu.PARTS["habits"] = lambda: [
+    job for job in gpu.habits() if job[0].get("by") != "compiled"
+]
 out, found = Path(sys.argv[1]), []
 
 def measure(*arguments):
@@ -199,7 +203,7 @@ lost = record["rows"].pop(1)
 record["rows"][0]["ms"] = -1.0
 path.write_text(json.dumps(record))
 measure("layers")
-record["environment"]["code"] = "0" * 12
+record["rows"] = [row | {"code": "0" * 12} for row in record["rows"]]
 path.write_text(json.dumps(record))
 measure("layers")
 print(json.dumps([lost, *found]))
@@ -208,7 +212,8 @@ print(json.dumps([lost, *found]))
 
 def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     "Each row is kept, marked, and not made twice; without Triton, left out."
-    parts = ["correctness", "ceilings", "layers"] + ["prototypes"] * TRITON
+    parts = ["correctness", "ceilings", "layers", "table", "habits"]
+    parts += ["prototypes"] * TRITON
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, str(tmp_path), *parts],
@@ -232,7 +237,7 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     for part, record in found.items():
         about, count = record["environment"], record["parts"][part]
         assert about["device"] == "cpu, interpreted"
-        assert len(about["code"]) == 12
+        assert all(len(row["code"]) == 12 for row in record["rows"])
         assert count["rows"] == count["of"] == len(record["rows"]) > 1
         assert all(
             row["device"] == "cpu, interpreted" for row in record["rows"]
@@ -246,6 +251,11 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
         assert all(
             "No module named 'triton'" in row["left out"] for row in checks
         )
+    assert all(
+        row["holds"]
+        for part in ("table", "habits")
+        for row in found[part]["rows"]
+    )
     # what is there stays; a row that is lost is made again
     kept = again[2]["layers"]["rows"]
     assert len(kept) == len(found["layers"]["rows"])
@@ -274,4 +284,39 @@ def test_the_target_takes_this_environment_and_nothing_else():
         "triton",
         "benchmarks",
         "normalnorm",
+        "tools",
     }
+
+
+RUN = """
+import json
+from functools import partial
+from benchmarks.gpu import __main__ as gpu
+
+if __name__ == "__main__":
+    ended = ({"by": "x"}, partial(gpu.os._exit, 3))
+    copied = ({"by": "compiled"}, gpu.copied)
+    workers = gpu.Workers()
+    found = [list(workers.rows(part, [ended, copied]))
+             for part in ("ceilings", "habits")]
+    left = sorted(workers.pools)
+    workers.end(left)
+    print(json.dumps([*found, left]))
+"""
+
+
+def test_a_process_that_ends_takes_no_other_along(tmp_path):
+    "What is timed is then timed without haste; its process goes when it is."
+    (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    timed, tried, left = json.loads(done.stdout.splitlines()[-1])
+    for ended, copied in (timed, tried):
+        assert "its process ended" in ended["left out"] and copied["ms"] > 0
+    assert left == [0, 1]

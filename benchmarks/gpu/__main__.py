@@ -12,22 +12,30 @@ speed, and go to _build/gpu.
 """
 
 import argparse
+import copy
 import hashlib
 import importlib
+import multiprocessing
 import os
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 CUDA = torch.cuda.is_available()
 if not CUDA:  # before anything imports Triton
     os.environ["TRITON_INTERPRET"] = "1"
+# the processes that compile are ours
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 CARD = torch.cuda.get_device_name() if CUDA else "cpu, interpreted"
 
@@ -36,8 +44,10 @@ from torch import Tensor, nn  # noqa: E402
 from benchmarks import files, measure  # noqa: E402
 from normalnorm import BatchNormalNorm2d, LayerNormalNorm  # noqa: E402
 from normalnorm.layers import core  # noqa: E402
+from normalnorm.layers import noise as of_noise  # noqa: E402
 from normalnorm.layers.backends import set_backend  # noqa: E402
 from normalnorm.layers.engines import compiled  # noqa: E402
+from tools.rows import trials  # noqa: E402
 
 Row = dict[str, object]
 Job = tuple[Row, Callable[[], Row]]
@@ -48,14 +58,31 @@ LIMITS = {
     torch.bfloat16: (8.5e-3, 1e-4, 2e-5),
 }
 LAST = torch.channels_last
+HERE = Path(__file__).parent
+# as many processes compile at a time; what is timed runs alone
+SEVERAL = 14
+SEED = 2**61 + 12345
+brief = not CUDA  # nothing is to be timed
 
 
-def code() -> str:
-    "Of the layers, of what they use and of this folder: 12 digits of a hash."
+def be_brief(yes: bool) -> None:
+    global brief
+    brief = yes
+
+
+@cache
+def code(of: str) -> str:
+    """12 digits of a hash of what a row is about: of the layers and what they
+    use, and of the prototypes, the ceilings or nothing more.
+    """
     found = hashlib.sha256()
-    for folder in ("benchmarks/gpu", "normalnorm/layers", "normalnorm/theory"):
-        for path in sorted((files.ROOT / folder).rglob("*.py")):
-            found.update(path.name.encode() + b"\0" + path.read_bytes())
+    own = {"prototype": ["rows", "staged"], "ceilings": ["ceilings"]}
+    for path in [
+        *(HERE / f"{name}.py" for name in own.get(of, [])),
+        *sorted((files.ROOT / "normalnorm/layers").rglob("*.py")),
+        *sorted((files.ROOT / "normalnorm/theory").rglob("*.py")),
+    ]:
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
 
@@ -72,7 +99,6 @@ def environment() -> Row:
     about = torch.cuda.get_device_properties(0) if CUDA else None
     return {
         "device": CARD,
-        "code": code(),
         "torch": torch.__version__,
         "triton": version,
         "python": sys.version.split()[0],
@@ -99,11 +125,11 @@ def compared(ours: Callable, theirs: Callable, pairs: int = 30) -> Row:
     return measure.ratio(
         ours,
         theirs,
-        pairs if CUDA else 2,
-        limit=2.0 if CUDA else 0.0,
+        2 if brief else pairs,
+        limit=0.0 if brief else 1.0,
         fewest=2,
         clock=clock,
-        warm=3 if CUDA else 1,
+        warm=1 if brief else 3,
     )
 
 
@@ -125,27 +151,25 @@ def parameters(shape, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def seed() -> Tensor:
-    return torch.tensor(2**61 + 12345, device=DEVICE)
+    return torch.tensor(SEED, device=DEVICE)
 
 
 def prototype(
-    name: str, x, w, b, dy, parts: int | None = None, **settings
+    name: str, x, w, b, dy, launch: dict | None = None, **settings
 ) -> Callable:
     "Forward and backward pass by a prototype: output, gradients, numbers."
     module = kernel(name)
     settings["seed"] = seed()
-    few = {} if parts is None else {"programs": parts}
+    launch = launch or {}
 
     def run():
         if name == "rows":
-            y, kept = module.forward(x, w, b, **settings)
-            return (
-                y,
-                *module.backward(dy, x, kept, w, True, **settings, **few),
-                kept,
-            )
-        y, kept = module.forward(x, w, b, **settings, **few)
-        return y, *module.backward(dy, x, kept, w, **settings, **few), kept
+            values = {k: v for k, v in launch.items() if k == "values"}
+            y, kept = module.forward(x, w, b, **settings, **values)
+            back = module.backward(dy, x, kept, w, True, **settings, **launch)
+            return y, *back, kept
+        y, kept = module.forward(x, w, b, **settings, **launch)
+        return y, *module.backward(dy, x, kept, w, **settings, **launch), kept
 
     return run
 
@@ -188,17 +212,19 @@ def errors(kind, shape, dtype, settings, last) -> Row:
     alpha, noise, how = settings
     x, dy = numbers(shape, dtype, last)
     w, b = parameters(shape, kind)
-    y, *grads, kept = prototype(
+    run = prototype(
         kind,
         x,
         w,
         b,
         dy,
-        3 if kind == "rows" else 3 * shape[1],
+        {"programs": 3 if kind == "rows" else 3 * shape[1]},
         alpha=alpha,
         noise=noise,
         kind=how,
-    )()
+    )
+    y, *grads, kept = run()
+    again = all(map(torch.equal, (y, *grads), run()))
     wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
     view = (-1,) if kind == "rows" else (-1, *(1,) * (len(shape) - 2))
     dims = (-1,) if kind == "rows" else (0, *range(2, len(shape)))
@@ -222,7 +248,9 @@ def errors(kind, shape, dtype, settings, last) -> Row:
     of_x, of_weight, of_lmbda = LIMITS[dtype]
     return {
         "errors": [float(f"{e:.2g}") for e in far],
-        "holds": all(
+        "same bits again": again,
+        "holds": again
+        and all(
             e <= limit
             for e, limit in zip(
                 far, (of_x, of_x, of_weight, of_weight, of_lmbda)
@@ -231,33 +259,51 @@ def errors(kind, shape, dtype, settings, last) -> Row:
     }
 
 
+def copied() -> Row:
+    count = 1 << (28 if CUDA else 12)
+    a, b = torch.ones(2, count, device=DEVICE).unbind(0)
+    ms = compared(lambda: b.copy_(a), lambda: b.copy_(a))["ms"]
+    return {"ms": ms, "GB/s": round(8e-6 * count / max(ms, 1e-9), 1)}
+
+
+def rate(name: str) -> Row:
+    module = kernel("ceilings")
+    about = environment()
+    call, operations = module.launch(
+        getattr(module, name),
+        64 * about.get("multiprocessors", 1) if CUDA else 1,
+        256 if CUDA else 1,
+        DEVICE,
+    )
+    ms = compared(call, call)["ms"]
+    return {
+        "ms": ms,
+        "10^12 a second": float(f"{operations / max(ms, 1e-9) / 1e9:.4g}"),
+    }
+
+
 def ceilings() -> Iterator[Job]:
     "Bytes copied, multiplications with addition, special functions a second."
-    count = 1 << (28 if CUDA else 12)
-
-    def copied() -> Row:
-        a, b = torch.ones(2, count, device=DEVICE).unbind(0)
-        ms = compared(lambda: b.copy_(a), lambda: b.copy_(a))["ms"]
-        return {"ms": ms, "GB/s": round(8e-6 * count / max(ms, 1e-9), 1)}
-
-    def rate(name: str) -> Row:
-        module = kernel("ceilings")
-        about = environment()
-        call, operations = module.launch(
-            getattr(module, name),
-            64 * about.get("multiprocessors", 1) if CUDA else 1,
-            256 if CUDA else 1,
-            DEVICE,
-        )
-        ms = compared(call, call)["ms"]
-        return {
-            "ms": ms,
-            "10^12 a second": float(f"{operations / max(ms, 1e-9) / 1e9:.4g}"),
-        }
-
     yield {"what": "copy"}, copied
     yield {"what": "multiply_add"}, partial(rate, "multiply_add")
     yield {"what": "special"}, partial(rate, "special")
+
+
+def captured(call: Callable) -> Callable:
+    "A call as a CUDA graph, which costs Python nothing; elsewhere itself."
+    if not CUDA:
+        return call
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    replay = lambda: graph.replay()
+    replay.kept = kept
+    return replay
 
 
 class Case:
@@ -279,22 +325,63 @@ class Case:
     def step(self, layer: nn.Module) -> Callable:
         return measure.step(layer, self.leaf, self.dy)
 
-    def by(self, who: str) -> Row:
-        if who == "prototype":
-            n = self.plain.weight.numel()
-            w, b = (torch.full((n,), v, device=DEVICE) for v in (1.0, 0.0))
+    def call(self, who: str, **launch) -> Callable:
+        if who != "prototype":
+            return self.step(self.plain if who == "plain" else self.ours)
+        n = self.plain.weight.numel()
+        w, b = (torch.full((n,), v, device=DEVICE) for v in (1.0, 0.0))
+        return prototype(
+            self.kind, self.x, w, b, self.dy, launch, noise=self.noise
+        )
+
+    def by(self, who: str, **launch) -> Row:
+        who, _, graph = who.partition(", ")
+        as_it_is = captured if graph else (lambda call: call)
+        with only(who):
             return compared(
-                prototype(self.kind, self.x, w, b, self.dy, noise=self.noise),
-                self.step(self.plain),
+                as_it_is(self.call(who, **launch)),
+                as_it_is(self.call("plain")),
             )
-        compiled._refused.clear()
-        with set_backend(who):
-            row = compared(self.step(self.ours), self.step(self.plain))
-        if who == "compiled" and (
-            why := compiled._trouble(DEVICE) or compiled._refused
-        ):
-            raise RuntimeError(f"torch.compile did not compute this: {why}")
-        return row
+
+    def kernels(self, who: str, times: int = 11) -> Row:
+        "The kernels of a step in their order, each with its microseconds."
+        with only(who):
+            call = self.call(who)
+            for _ in range(3):
+                call()
+            with torch.profiler.profile() as seen:
+                for _ in range(times):
+                    call()
+                clock()
+        on_device = torch.autograd.DeviceType.CUDA
+        found = sorted(
+            (e for e in seen.events() if e.device_type == on_device),
+            key=lambda e: e.time_range.start,
+        )
+        each = len(found) // times
+        us = lambda e: e.time_range.elapsed_us()
+        return {
+            "kernels": [
+                [
+                    found[k].name[:60],
+                    round(sorted(map(us, found[k::each]))[times // 2], 2),
+                ]
+                for k in range(each)
+            ],
+            "launches": len(found) / times,
+        }
+
+
+@contextmanager
+def only(who: str):
+    "An engine computes, or it is an error."
+    compiled._refused.clear()
+    with set_backend(who if who in ("eager", "compiled") else "auto"):
+        yield
+    if who == "compiled" and (
+        why := compiled._trouble(DEVICE) or compiled._refused
+    ):
+        raise RuntimeError(f"torch.compile did not compute this: {why}")
 
 
 SHAPES = [
@@ -315,7 +402,58 @@ def by(who: str, *case: object) -> Row:
     return Case(*case).by(who)
 
 
-def against(who: tuple[str, ...], shapes: list) -> Iterator[Job]:
+def tuned(launch: dict, *case: object) -> Row:
+    return Case(*case).by("prototype, graph", **launch)
+
+
+def tuning() -> Iterator[Job]:
+    """The prototypes by how many values a thread has, or channels a tile, and
+    how many programs there are.
+    """
+    chips = environment().get("multiprocessors", 1)
+    shapes = [*SHAPES[:2], ("rows", (32768, 768)), *SHAPES[2:]]
+    for kind, shape in shapes if CUDA else TINY[:1]:
+        for dtype in LIMITS if CUDA else [torch.float32]:
+            for last in (False, True)[: 1 + (kind == "staged")]:
+                for noise in (0.0, 0.4):
+                    for launch in launches(kind, last, chips):
+                        yield (
+                            {
+                                "layer": "layer" if kind == "rows" else "batch",
+                                "shape": list(shape),
+                                "dtype": str(dtype)[6:],
+                                "last": last,
+                                "noise": noise,
+                                "by": "prototype, graph",
+                                **launch,
+                            },
+                            partial(
+                                tuned, launch, kind, shape, dtype, noise, last
+                            ),
+                        )
+
+
+def launches(kind: str, last: bool, chips: int) -> list[dict]:
+    if kind == "rows":
+        return [
+            {"values": values, "programs": chips * each}
+            for values in (32, 16, 8)
+            for each in (2, 4, 8, 16)
+        ]
+    return [
+        {"programs": 4 * chips * each, **more}
+        for each in (1, 2, 4)
+        for more in ([{"channels": 32}, {"channels": 64}] if last else [{}])
+    ]
+
+
+def of_kernels(who: str, *case: object) -> Row:
+    return Case(*case).kernels(who)
+
+
+def against(
+    who: tuple[str, ...], shapes: list, measured: Callable[..., Row] = by
+) -> Iterator[Job]:
     "Forward and backward pass in times of PyTorch's layer, in one run."
     for kind, shape in shapes if CUDA else TINY:
         for dtype in LIMITS if CUDA else [torch.float32]:
@@ -331,51 +469,320 @@ def against(who: tuple[str, ...], shapes: list) -> Iterator[Job]:
                                 "noise": noise,
                                 "by": name,
                             },
-                            partial(by, name, kind, shape, dtype, noise, last),
+                            partial(
+                                measured, name, kind, shape, dtype, noise, last
+                            ),
                         )
+
+
+def table() -> Iterator[Job]:
+    "Every layer of the library on the device against float64 on the CPU."
+    for trial in trials()[:: 1 if CUDA else 9]:
+        for dtype in LIMITS:
+            for who, training in (
+                ("eager", True),
+                ("eager", False),
+                ("compiled", True),
+            )[: 3 if CUDA and dtype is torch.float32 else 2]:
+                about = {
+                    "layer": trial.name,
+                    "input": trial.kind,
+                    "dtype": str(dtype)[6:],
+                    "by": who,
+                    "training": training,
+                }
+                yield (
+                    about,
+                    partial(
+                        there, trial.name, trial.kind, dtype, who, training
+                    ),
+                )
+
+
+def there(name: str, kind: str, dtype, who: str, training: bool) -> Row:
+    """Output, gradients and averages of two batches, the noise from the same
+    seed on both sides.
+    """
+    (trial,) = (t for t in trials() if (t.name, t.kind) == (name, kind))
+    torch.manual_seed(0)
+    layer = trial.ours(noise=0.4)
+    for p in layer.parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    layer.to(dtype)
+    batches = [(torch.randn(trial.shape).exp() + k).to(dtype) for k in (0, 1)]
+    dy = torch.randn(trial.shape).to(dtype)
+
+    def run(layer, device, kind):
+        found = []
+        for k, u in enumerate(batches):
+            layer.train(training or not k)
+            u = u.to(device, kind).requires_grad_()
+            y = layer(u)
+            wanted = [u, *layer.parameters()]
+            found += [y, *torch.autograd.grad(y, wanted, dy.to(device, kind))]
+        return found + list(layer.buffers())
+
+    same = lambda *a, device=None, **k: torch.tensor(SEED, device=device)
+    with mock.patch.object(torch, "randint", same):
+        with set_backend("eager"):
+            exact = run(copy.deepcopy(layer).double(), "cpu", torch.float64)
+        with only(who):
+            ours = run(layer.to(DEVICE), DEVICE, dtype)
+    far = max(
+        (
+            (a.double().cpu() - e).abs().max() / e.abs().max().clamp(min=1e-3)
+        ).item()
+        for a, e in zip(ours, exact)
+    )
+    limit = 1e-4 if dtype is torch.float32 else 6e-2
+    return {"error": float(f"{far:.2g}"), "holds": far <= limit}
+
+
+def habits() -> Iterator[Job]:
+    "What a layer asks of the device besides its numbers."
+    for make, shape in (
+        (LayerNormalNorm, (64, 384)),
+        (BatchNormalNorm2d, (8, 384, 7, 7)),
+    ):
+        for amount in (0.0, 0.4):
+            for who in ("eager", "compiled"):
+                about = {"layer": make.__name__, "noise": amount, "by": who}
+                yield about, partial(habit, make, shape, amount, who)
+    for offset in (0, 3, 2**33 + 1):
+        yield {"what": "noise", "offset": offset}, partial(drawn, offset)
+
+
+def habit(make, shape, amount, who) -> Row:
+    layer = make(384, noise=amount, device=DEVICE)
+    u = torch.randn(shape, device=DEVICE).requires_grad_()
+    step = measure.step(layer, u, torch.randn(shape, device=DEVICE))
+    with only(who):
+        expected, wait = step(), "none"
+        if CUDA:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                step()
+            except RuntimeError as error:
+                wait = str(error)[:200]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        replay = captured(step)
+        first = [
+            t.clone() for t in (replay(), getattr(replay, "kept", expected))[1]
+        ]
+        replay()
+        second = getattr(replay, "kept", expected)
+    same = all(map(torch.equal, first, second))
+    equal = all(map(torch.equal, first, expected))
+    return {
+        "waits": wait,
+        "replays alike": same,
+        "as without a graph": equal,
+        "holds": wait == "none"
+        and (same and equal if not amount else not same or not CUDA),
+    }
+
+
+def drawn(offset: int) -> Row:
+    here = of_noise.normal_noise((1 << 16,), torch.tensor(SEED), offset)
+    made = of_noise.normal_noise((1 << 16,), seed(), offset).cpu()
+    far = (here - made).abs().max().item()
+    return {
+        "error": far,
+        "the same bits": (here == made).double().mean().item(),
+        "holds": far < 3e-6,
+    }
+
+
+def models() -> Iterator[Job]:
+    "A training step of a network in bfloat16, to that of the plain network."
+    found = zip(measure.NETWORKS, (512, 256)) if CUDA else [(measure.TINY, 2)]
+    for network, count in found:
+        network = network._replace(batch=(count, *network.batch[1:]))
+        for noise in (0.0, network.noise):
+            for who in ("eager", "compiled"):
+                about = {
+                    "network": network.architecture,
+                    "batch": list(network.batch),
+                    "noise": noise,
+                    "by": who,
+                }
+                yield about, partial(stepped, network, noise, who)
+
+
+def stepped(network: measure.Network, noise: float, who: str) -> Row:
+    def step(model):
+        model = model.to(DEVICE, memory_format=LAST)
+        torch.manual_seed(1)
+        x = torch.randn(network.batch).to(DEVICE, memory_format=LAST)
+        y = torch.randint(10, network.batch[:1]).to(DEVICE)
+        parameters = list(model.parameters())
+
+        def run():
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            return torch.autograd.grad(loss, parameters)
+
+        return run
+
+    plain = step(network.make(network.theirs))
+    with only(who):
+        return compared(step(network.ours_with(noise)), plain)
 
 
 PARTS: dict[str, Callable[[], Iterator[Job]]] = {
     "correctness": correctness,
     "ceilings": ceilings,
+    "tuning": tuning,
+    "prototypes": partial(against, ("prototype", "prototype, graph"), SHAPES),
+    "kernels": partial(
+        against, ("plain", "compiled", "prototype"), SHAPES, of_kernels
+    ),
+    "habits": habits,
+    "small": partial(
+        against,
+        (
+            "eager",
+            "compiled",
+            "compiled, graph",
+            "prototype",
+            "prototype, graph",
+        ),
+        SMALL,
+    ),
     "layers": partial(against, ("eager", "compiled"), SHAPES),
-    "prototypes": partial(against, ("prototype",), SHAPES),
-    "small": partial(against, ("eager", "compiled", "prototype"), SMALL),
+    "models": models,
+    "table": table,
+}
+TIMED = {
+    "ceilings",
+    "tuning",
+    "prototypes",
+    "small",
+    "layers",
+    "kernels",
+    "models",
 }
 
 
-def tried(work: Callable[[], Row]) -> Row:
+def tried(work: Callable[[], Row], yes: bool) -> Row:
     "Its result; where it cannot be had, why."
+    be_brief(yes)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that an engine stands in
             return work()
     except Exception as error:  # a row that fails takes no other along
         return {"left out": f"{type(error).__name__}: {error}"[:300]}
+    finally:
+        if CUDA:
+            torch.cuda.empty_cache()
 
 
-def run(part: str, here: Row, folder: Path, until: float) -> bool:
+class Workers:
+    """Processes in which the jobs of a part are compiled at the same time; what
+    is timed then runs alone. What torch.compile makes has a process to itself
+    there: a second shape of a layer would be taken for one of many.
+    """
+
+    def __init__(self):
+        self.pools: dict[object, ProcessPoolExecutor] = {}
+
+    def ask(self, key: object, work: Callable[[], Row], yes: bool):
+        if key not in self.pools:
+            self.pools[key] = ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn")
+            )
+        try:
+            return self.pools[key].submit(tried, work, yes).result
+        except BrokenProcessPool:  # an earlier job has ended its process
+            del self.pools[key]
+            return self.ask(key, work, yes)
+
+    def rows(self, part: str, jobs: list[Job]) -> Iterator[Row]:
+        "Of the jobs of a part, in their order."
+        timed = part in TIMED
+        by = [str(about.get("by")) for about, _ in jobs]
+        keys = [
+            (part, k) if timed and by[k].startswith("compiled") else k % SEVERAL
+            for k in range(len(jobs))
+        ]
+        first = [
+            self.ask(key, work, timed)
+            for key, (_, work), who in zip(keys, jobs, by)
+            if not timed or who != "eager"
+        ]
+        if timed:
+            for one in first:
+                answer(one)
+        for k, (_, work) in enumerate(jobs):
+            yield answer(self.ask(keys[k], work, False) if timed else first[k])
+        self.end(k for k in self.pools if isinstance(k, tuple))
+
+    def end(self, keys) -> None:
+        for key in [*keys]:
+            self.pools.pop(key).shutdown(cancel_futures=True)
+
+
+def answer(of: Callable[[], Row]) -> Row:
+    try:
+        return of()
+    except BrokenProcessPool as error:
+        return {"left out": f"its process ended: {error}"}
+
+
+def run(
+    part: str, here: Row, folder: Path, until: float, workers: Workers
+) -> bool:
     "Go on with a part until the time is over; whether all its rows are there."
     path = folder / f"{part}.json"
     record = files.read(path)
-    same = ("device", "code", "torch", "triton")
+    same = ("device", "torch", "triton")
     if any(record["environment"].get(key) != here[key] for key in same):
         record = files.nothing()
     record["environment"] = here | record["environment"]
-    jobs = list(PARTS[part]())
-    for about, work in jobs:
-        about = {"part": part, "device": CARD, **about}
-        if any(about.items() <= row.items() for row in record["rows"]):
-            continue
-        if time.monotonic() > until:
-            return False
-        record["rows"].append(about | tried(work))
+    jobs = []
+    for about, work in PARTS[part]():
+        of = (
+            "ceilings"
+            if part == "ceilings"
+            else str(about.get("by")).split(", ")[0]
+        )
+        of = "prototype" if "kernel" in about else of
+        jobs.append(
+            ({"part": part, "device": CARD, "code": code(of), **about}, work)
+        )
+    wanted = [about.items() for about, _ in jobs]
+    record["rows"] = [
+        row
+        for row in record["rows"]
+        if any(items <= row.items() for items in wanted)
+    ]
+    todo = [
+        (about, work)
+        for about, work in jobs
+        if not any(about.items() <= row.items() for row in record["rows"])
+    ]
+    if todo and time.monotonic() > until:
+        return False
+    began = time.monotonic()
+    made = (
+        workers.rows(part, todo)
+        if CUDA
+        else (tried(work, True) for _, work in todo)
+    )
+    for row, (about, _) in zip(made, todo):
+        record["rows"].append(about | row)
         record["parts"] = {part: {"rows": len(record["rows"]), "of": len(jobs)}}
         files.write(path, record)
-        shown = {**record["rows"][-1]}
-        del shown["part"], shown["device"]
+        shown = {**about, **row}
+        for key in ("part", "device", "code"):
+            del shown[key]
         print(part, *(f"{k}: {v};" for k, v in shown.items()), flush=True)
-    return True
+        if len(record["rows"]) < len(jobs) and time.monotonic() > until:
+            break
+    print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+    return len(record["rows"]) == len(jobs)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -400,8 +807,10 @@ def main(arguments: list[str] | None = None) -> int:
     until, here = time.monotonic() + 60 * given.minutes, environment()
     folder = given.out / re.sub(r"[^a-z0-9]+", "-", CARD.lower())
     folder.mkdir(parents=True, exist_ok=True)
-    todo = [part for part in PARTS if part in (given.parts or PARTS)]
-    missing = [p for p in todo if not run(p, here, folder, until)]
+    todo = given.parts or list(PARTS)
+    workers = Workers()
+    missing = [p for p in todo if not run(p, here, folder, until, workers)]
+    workers.end(workers.pools)
     wrong = [
         row
         for p in todo
@@ -422,4 +831,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # under its own name, by which other processes find its functions
+    sys.exit(importlib.import_module("benchmarks.gpu.__main__").main())

@@ -545,11 +545,11 @@ FUSED = {"enable_fp_fusion": True}
 KIND = {"scaled": 1, "unscaled": 2, "dropout": 3}
 
 
-def tile_of(n: int, m: int) -> tuple[int, int, int]:
-    "Rows and columns of a tile, warps."
+def tile_of(n: int, m: int, values: int) -> tuple[int, int, int]:
+    "Rows and columns of a tile, warps, of as many values a thread."
     block = max(triton.next_power_of_2(n), 4)
     r = max(1, min(1024 // block, triton.next_power_of_2(m)))
-    return r, block, min(max(r * block // 1024, 1), 16)  # 32 values a thread
+    return r, block, min(max(r * block // (32 * values), 1), 16)
 
 
 def forward(
@@ -563,10 +563,11 @@ def forward(
     seed=None,
     offset=0,
     fast=None,
+    values=32,
 ):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
     y, num = torch.empty_like(x), x.new_empty(KEPT * m, dtype=torch.float32)
-    r, block, warps = tile_of(n, m)
+    r, block, warps = tile_of(n, m, values)
     layer_forward[(triton.cdiv(m, r),)](
         x,
         y,
@@ -609,9 +610,10 @@ def backward(
     offset=0,
     programs=264,
     fast=None,
+    values=32,
 ):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
-    r, block, warps = tile_of(n, m)
+    r, block, warps = tile_of(n, m, values)
     p = min(programs, triton.cdiv(m, r))
     dx = torch.empty_like(x)
     dw = x.new_empty((p, n), dtype=torch.float32) if w is not None else None

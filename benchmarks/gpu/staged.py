@@ -39,29 +39,38 @@ def total(x, LAST: tl.constexpr):
 
 
 @triton.jit
+def of_parts(PART, channels, ok, C, P, first, WHICH: tl.constexpr):
+    "What 32 programs left of row WHICH of some channels: (32, K)."
+    p = first + tl.arange(0, 32)[:, None]
+    return tl.load(
+        PART + (WHICH * P + p) * C + channels, mask=ok & (p < P), other=0.0
+    )
+
+
+@triton.jit
 def merged(PART, channels, ok, C, P, WHICH: tl.constexpr):
     "The sum over the programs of a channel of row WHICH: (1, K)."
     s = tl.zeros(channels.shape, tl.float32)
-    for p in range(P):
-        s += tl.load(PART + (WHICH * P + p) * C + channels, mask=ok, other=0.0)
+    for p in range(0, P, 32):
+        s += tl.sum(of_parts(PART, channels, ok, C, P, p, WHICH), 0)[None, :]
     return s
 
 
 @triton.jit
 def moments(PART, channels, ok, C, P):
     "Mean and biased variance of all from those of the parts, without squares."
-    count = merged(PART, channels, ok, C, P, 2)
+    count = tl.where(ok, merged(PART, channels, ok, C, P, 2), 1.0)
     mean = tl.zeros(channels.shape, tl.float32)
-    for p in range(P):
-        m = tl.load(PART + (2 * P + p) * C + channels, mask=ok, other=0.0)
-        mean += m * tl.load(PART + p * C + channels, mask=ok, other=0.0)
-    count = tl.where(ok, count, 1.0)
+    for p in range(0, P, 32):
+        m = of_parts(PART, channels, ok, C, P, p, 2)
+        m *= of_parts(PART, channels, ok, C, P, p, 0)
+        mean += tl.sum(m, 0)[None, :]
     mean = mean / count
     m2 = merged(PART, channels, ok, C, P, 1)
-    for p in range(P):
-        d = tl.load(PART + p * C + channels, mask=ok, other=0.0) - mean
-        m = tl.load(PART + (2 * P + p) * C + channels, mask=ok, other=0.0)
-        m2 += d * d * m
+    for p in range(0, P, 32):
+        d = of_parts(PART, channels, ok, C, P, p, 0) - mean
+        m = of_parts(PART, channels, ok, C, P, p, 2)
+        m2 += tl.sum(d * d * m, 0)[None, :]
     return mean, m2 / count
 
 
@@ -406,7 +415,7 @@ def batch_backward(
 
 
 # ---- host side
-def plan(x, programs=528):
+def plan(x, programs, channels):
     "Layout, tile, parts of a channel."
     b, c = x.shape[:2]
     length = x.numel() // (b * c)
@@ -416,14 +425,14 @@ def plan(x, programs=528):
         and x.is_contiguous(memory_format=torch.channels_last)
     )
     if last:
-        k = min(triton.next_power_of_2(c), 32)
+        k = min(triton.next_power_of_2(c), channels)
         t, columns = max(1024 // k, 4), triton.cdiv(c, k)
         tiles = triton.cdiv(b * length, t)
     else:
         k = min(max(triton.next_power_of_2(length), 4), 1024)
         t, columns = max(1, min(1024 // k, triton.next_power_of_2(b))), c
         tiles = triton.cdiv(b, t) * triton.cdiv(length, k)
-    parts = max(1, min(tiles, programs // columns, 64))
+    parts = max(1, min(tiles, programs // columns))
     return b, c, length, last, t, k, columns, parts
 
 
@@ -440,8 +449,9 @@ def forward(
     seed=None,
     offset=0,
     programs=528,
+    channels=32,
 ):
-    b, c, length, last, t, k, columns, parts = plan(x, programs)
+    b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
     y, num = torch.empty_like(x), x.new_empty(KEPT * c, dtype=torch.float32)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
     how = KIND[kind] if noise else 0
@@ -495,8 +505,9 @@ def backward(
     seed=None,
     offset=0,
     programs=528,
+    channels=32,
 ):
-    b, c, length, last, t, k, columns, parts = plan(x, programs)
+    b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
     dx = torch.empty_like(x)
     dw, db = (None if w is None else torch.empty_like(w) for _ in range(2))
