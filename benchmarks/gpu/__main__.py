@@ -13,7 +13,6 @@ speed, and go to _build/gpu.
 
 import argparse
 import copy
-import hashlib
 import importlib
 import multiprocessing
 import os
@@ -47,6 +46,7 @@ from normalnorm.layers import core  # noqa: E402
 from normalnorm.layers import noise as of_noise  # noqa: E402
 from normalnorm.layers.backends import set_backend  # noqa: E402
 from normalnorm.layers.engines import compiled  # noqa: E402
+from tools.records import digest, hashes  # noqa: E402
 from tools.rows import trials  # noqa: E402
 
 Row = dict[str, object]
@@ -58,7 +58,6 @@ LIMITS = {
     torch.bfloat16: (8.5e-3, 1e-4, 2e-5),
 }
 LAST = torch.channels_last
-HERE = Path(__file__).parent
 # as many processes compile at a time; what is timed runs alone
 SEVERAL = 14
 SEED = 2**61 + 12345
@@ -72,18 +71,19 @@ def be_brief(yes: bool) -> None:
 
 @cache
 def code(of: str) -> str:
-    """12 digits of a hash of what a row is about: of the layers and what they
-    use, and of the prototypes, the ceilings or nothing more.
+    """A hash of what a row is about: the layers and what they use, and the
+    prototypes, the ceilings or nothing more.
     """
-    found = hashlib.sha256()
     own = {"prototype": ["rows", "staged"], "ceilings": ["ceilings"]}
-    for path in [
-        *(HERE / f"{name}.py" for name in own.get(of, [])),
-        *sorted((files.ROOT / "normalnorm/layers").rglob("*.py")),
-        *sorted((files.ROOT / "normalnorm/theory").rglob("*.py")),
-    ]:
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:12]
+    return digest(
+        hashes(
+            [
+                "normalnorm/layers/**/*.py",
+                "normalnorm/theory/**/*.py",
+                *(f"benchmarks/gpu/{name}.py" for name in own.get(of, [])),
+            ]
+        )
+    )
 
 
 def kernel(name: str):
