@@ -180,7 +180,9 @@ from functools import partial
 from pathlib import Path
 from benchmarks.gpu import __main__ as gpu
 
-gpu.PARTS["layers"] = partial(gpu.against, ("eager",), gpu.TINY)
+gpu.PARTS["layers"] = partial(
+    gpu.against, gpu.named("eager"), gpu.TINY
+)
 gpu.PARTS["correctness"] = lambda: list(gpu.correctness())[::5]
 gpu.PARTS["table"] = lambda: list(gpu.table())[::3]
 gpu.PARTS["habits"] = lambda: [

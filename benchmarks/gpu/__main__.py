@@ -398,81 +398,58 @@ SMALL = [
 TINY = [("rows", (4, 8)), ("staged", (2, 3, 4, 4))]
 
 
-def by(who: str, *case: object) -> Row:
-    return Case(*case).by(who)
+Ways = Callable[[str, bool], list[Row]]
 
 
-def tuned(launch: dict, *case: object) -> Row:
-    return Case(*case).by("prototype, graph", **launch)
+def named(*names: str) -> Ways:
+    return lambda kind, last: [{"by": name} for name in names]
 
 
-def tuning() -> Iterator[Job]:
-    """The prototypes by how many values a thread has, or channels a tile, and
-    how many programs there are.
-    """
+def launches(kind: str, last: bool) -> list[Row]:
+    "By how many values a thread has, or channels a tile, and by programs."
     chips = environment().get("multiprocessors", 1)
-    shapes = [*SHAPES[:2], ("rows", (32768, 768)), *SHAPES[2:]]
-    for kind, shape in shapes if CUDA else TINY[:1]:
-        for dtype in LIMITS if CUDA else [torch.float32]:
-            for last in (False, True)[: 1 + (kind == "staged")]:
-                for noise in (0.0, 0.4):
-                    for launch in launches(kind, last, chips):
-                        yield (
-                            {
-                                "layer": "layer" if kind == "rows" else "batch",
-                                "shape": list(shape),
-                                "dtype": str(dtype)[6:],
-                                "last": last,
-                                "noise": noise,
-                                "by": "prototype, graph",
-                                **launch,
-                            },
-                            partial(
-                                tuned, launch, kind, shape, dtype, noise, last
-                            ),
-                        )
-
-
-def launches(kind: str, last: bool, chips: int) -> list[dict]:
-    if kind == "rows":
-        return [
-            {"values": values, "programs": chips * each}
-            for values in (32, 16, 8)
-            for each in (2, 4, 8, 16)
-        ]
-    return [
+    ways: list[Row] = [
         {"programs": 4 * chips * each, **more}
         for each in (1, 2, 4)
         for more in ([{"channels": 32}, {"channels": 64}] if last else [{}])
     ]
+    if kind == "rows":
+        ways = [
+            {"values": values, "programs": chips * each}
+            for values in (32, 16, 8)
+            for each in (2, 4, 8, 16)
+        ]
+    return [{"by": "prototype, graph", **way} for way in ways]
 
 
-def of_kernels(who: str, *case: object) -> Row:
-    return Case(*case).kernels(who)
+def ratio(way: Row, *case: object) -> Row:
+    way = dict(way)
+    return Case(*case).by(way.pop("by"), **way)
+
+
+def of_kernels(way: Row, *case: object) -> Row:
+    return Case(*case).kernels(way["by"])
 
 
 def against(
-    who: tuple[str, ...], shapes: list, measured: Callable[..., Row] = by
+    ways: Ways, shapes: list, measured: Callable[..., Row] = ratio
 ) -> Iterator[Job]:
     "Forward and backward pass in times of PyTorch's layer, in one run."
     for kind, shape in shapes if CUDA else TINY:
         for dtype in LIMITS if CUDA else [torch.float32]:
             for last in (False, True)[: 1 + (kind == "staged" and CUDA)]:
                 for noise in (0.0, 0.4):
-                    for name in who:
-                        yield (
-                            {
-                                "layer": "layer" if kind == "rows" else "batch",
-                                "shape": list(shape),
-                                "dtype": str(dtype)[6:],
-                                "last": last,
-                                "noise": noise,
-                                "by": name,
-                            },
-                            partial(
-                                measured, name, kind, shape, dtype, noise, last
-                            ),
-                        )
+                    for way in ways(kind, last):
+                        about = {
+                            "layer": "layer" if kind == "rows" else "batch",
+                            "shape": list(shape),
+                            "dtype": str(dtype)[6:],
+                            "last": last,
+                            "noise": noise,
+                            **way,
+                        }
+                        case = kind, shape, dtype, noise, last
+                        yield about, partial(measured, way, *case)
 
 
 def table() -> Iterator[Job]:
@@ -630,39 +607,37 @@ def stepped(network: measure.Network, noise: float, who: str) -> Row:
         return compared(step(network.ours_with(noise)), plain)
 
 
+PROTOTYPE = "prototype", "prototype, graph"
 PARTS: dict[str, Callable[[], Iterator[Job]]] = {
     "correctness": correctness,
     "ceilings": ceilings,
-    "tuning": tuning,
-    "prototypes": partial(against, ("prototype", "prototype, graph"), SHAPES),
+    "tuning": partial(
+        against, launches, [*SHAPES[:2], ("rows", (32768, 768)), *SHAPES[2:]]
+    ),
+    "prototypes": partial(against, named(*PROTOTYPE), SHAPES),
     "kernels": partial(
-        against, ("plain", "compiled", "prototype"), SHAPES, of_kernels
+        against, named("plain", "compiled", "prototype"), SHAPES, of_kernels
     ),
     "habits": habits,
     "small": partial(
         against,
-        (
-            "eager",
-            "compiled",
-            "compiled, graph",
-            "prototype",
-            "prototype, graph",
-        ),
+        named("eager", "compiled", "compiled, graph", *PROTOTYPE),
         SMALL,
     ),
-    "layers": partial(against, ("eager", "compiled"), SHAPES),
+    "layers": partial(against, named("eager", "compiled"), SHAPES),
     "models": models,
     "table": table,
 }
-TIMED = {
-    "ceilings",
-    "tuning",
-    "prototypes",
-    "small",
-    "layers",
-    "kernels",
-    "models",
-}
+TIMED = PARTS.keys() - {"correctness", "habits", "table"}
+
+
+def subject(part: str, about: Row) -> str:
+    "What a row is about besides the layers."
+    if part == "ceilings":
+        return part
+    if part == "correctness":
+        return "prototype"
+    return str(about.get("by")).split(", ")[0]
 
 
 def tried(work: Callable[[], Row], yes: bool) -> Row:
@@ -741,17 +716,18 @@ def run(
     if any(record["environment"].get(key) != here[key] for key in same):
         record = files.nothing()
     record["environment"] = here | record["environment"]
-    jobs = []
-    for about, work in PARTS[part]():
-        of = (
-            "ceilings"
-            if part == "ceilings"
-            else str(about.get("by")).split(", ")[0]
+    jobs = [
+        (
+            {
+                "part": part,
+                "device": CARD,
+                "code": code(subject(part, about)),
+                **about,
+            },
+            work,
         )
-        of = "prototype" if "kernel" in about else of
-        jobs.append(
-            ({"part": part, "device": CARD, "code": code(of), **about}, work)
-        )
+        for about, work in PARTS[part]()
+    ]
     wanted = [about.items() for about, _ in jobs]
     record["rows"] = [
         row
