@@ -232,3 +232,17 @@ def test_the_summary_counts_by_package():
         "theory": {"mutants": 3, "killed": 2, "survived": 1},
         "kernel": {"mutants": 1, "equivalent": 1},
     }
+
+
+def test_a_mutant_of_the_kernel_has_a_compiler(tmp_path, monkeypatch):
+    "Which is a file of the cache, of which only what was compiled is old."
+    copy = kernel.Copy(tmp_path, "SSE2")
+
+    def python(*words):
+        assert Path(copy.env["CXX"].split()[0]).exists()
+        made = tmp_path / "cache" / f"{len(list(tmp_path.rglob('*.so')))}.so"
+        made.write_text((tmp_path / kernel.KERNEL).read_text("utf-8"))
+
+    monkeypatch.setattr(copy, "python", python)
+    one, other, again = map(copy.compiled, ("1", "2", "1"))
+    assert one == again != other

@@ -231,7 +231,8 @@ class Copy:
     def compiled(self, source: str) -> str:
         "A digest of the machine code; empty where there is none."
         (self.folder / KERNEL).write_text(source, encoding="utf-8")
-        shutil.rmtree(self.folder / "cache", ignore_errors=True)
+        for old in (self.folder / "cache").rglob("*.so"):
+            old.unlink()
         self.python("-c", "from normalnorm.layers.engines import native; "
                     "native.library()")  # fmt: skip
         made = sorted((self.folder / "cache").rglob("*.so"))
