@@ -1,5 +1,5 @@
 """Measure what a GPU does with the layers, within a number of minutes, and keep
-each part in a file of its own under results/gpu/CARD.
+it in results/gpu, a file for each card.
 
     make gpu MINUTES=9
     PYTHONPATH=. python -m benchmarks.gpu --minutes 9
@@ -706,16 +706,9 @@ def answer(of: Callable[[], Row]) -> Row:
         return {"left out": f"its process ended: {error}"}
 
 
-def run(
-    part: str, here: Row, folder: Path, until: float, workers: Workers
-) -> bool:
+def run(part: str, path: Path, until: float, workers: Workers) -> bool:
     "Go on with a part until the time is over; whether all its rows are there."
-    path = folder / f"{part}.json"
     record = files.read(path)
-    same = ("device", "torch", "triton")
-    if any(record["environment"].get(key) != here[key] for key in same):
-        record = files.nothing()
-    record["environment"] = here | record["environment"]
     jobs = [
         (
             {
@@ -732,7 +725,7 @@ def run(
     record["rows"] = [
         row
         for row in record["rows"]
-        if any(items <= row.items() for items in wanted)
+        if row["part"] != part or any(of <= row.items() for of in wanted)
     ]
     todo = [
         (about, work)
@@ -747,18 +740,20 @@ def run(
         if CUDA
         else (tried(work, True) for _, work in todo)
     )
+    there = len(jobs) - len(todo)
     for row, (about, _) in zip(made, todo):
+        there += 1
         record["rows"].append(about | row)
-        record["parts"] = {part: {"rows": len(record["rows"]), "of": len(jobs)}}
+        record["parts"][part] = {"rows": there, "of": len(jobs)}
         files.write(path, record)
         shown = {**about, **row}
         for key in ("part", "device", "code"):
             del shown[key]
         print(part, *(f"{k}: {v};" for k, v in shown.items()), flush=True)
-        if len(record["rows"]) < len(jobs) and time.monotonic() > until:
+        if there < len(jobs) and time.monotonic() > until:
             break
     print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
-    return len(record["rows"]) == len(jobs)
+    return there == len(jobs)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -781,20 +776,23 @@ def main(arguments: list[str] | None = None) -> int:
             f"{', '.join(PARTS)}"
         )
     until, here = time.monotonic() + 60 * given.minutes, environment()
-    folder = given.out / re.sub(r"[^a-z0-9]+", "-", CARD.lower())
-    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^a-z0-9]+", "-", CARD.lower())
+    path = given.out / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = files.read(path)
+    same = ("device", "torch", "triton")
+    if any(record["environment"].get(key) != here[key] for key in same):
+        record = files.nothing()
+    files.write(path, record | {"environment": here | record["environment"]})
     todo = given.parts or list(PARTS)
     workers = Workers()
-    missing = [p for p in todo if not run(p, here, folder, until, workers)]
+    missing = [p for p in todo if not run(p, path, until, workers)]
     workers.end(workers.pools)
     wrong = [
-        row
-        for p in todo
-        for row in files.read(folder / f"{p}.json")["rows"]
-        if row.get("holds") is False
+        row for row in files.read(path)["rows"] if row.get("holds") is False
     ]
     print(
-        f"{folder}: "
+        f"{path}: "
         + (
             "all is there"
             if not missing
