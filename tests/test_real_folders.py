@@ -264,7 +264,7 @@ def test_the_text_from_a_folder_of_the_library(tmp_path):
             )
     seen = {}
     for split in data.SPLITS:
-        source, keep = streams._mine(hub.ENTRIES["lm1b"], split)
+        source, keep = hub.belongs(hub.ENTRIES["lm1b"], split)
         joined = "".join(
             f"{line}\n" for i, line in enumerate(lines[source]) if keep(i)
         ).encode()
