@@ -299,8 +299,8 @@ def test_unknown_data_names_say_what_is_known(name, hint):
         with pytest.raises(ValueError, match="did you mean validation"):
             data.load(known, "validaton")
     for known in data.dataset_names(True):
-        with pytest.raises(TypeError, match=f"{known} has no option lenght"):
-            data.dataset(known, "train", lenght=3)
+        with pytest.raises(TypeError, match=f"{known} has no option wide"):
+            data.dataset(known, "train", wide=3)
 
 
 def test_a_split_needs_as_many_inputs_as_targets():

@@ -440,8 +440,10 @@ class Source:
         >>> def read(name, split, first):
         ...     return Tensors(torch.ones(3, 1)[:first], torch.ones(3)[:first])
         >>> ones = Source(read, known)
-        >>> len(ones.split("ones", "train")), ones.fingerprint("ones")[:4]
-        (3, '0000')
+        >>> ones.about("ones").classes, ones.fingerprint("ones")[:4]
+        (('1',), '0000')
+        >>> len(ones.split("ones", "train"))
+        3
         >>> ones.split("ones", "test", first=4)
         Traceback (most recent call last):
         ValueError: first=4: ones has 3 test examples

@@ -358,6 +358,8 @@ class Glyphs(Standardizing):
         >>> x = Glyphs("train", np.arange(10))
         >>> x[torch.tensor([2, 7])][0].shape, len(x.take(torch.tensor([4])))
         (torch.Size([2, 3, 32, 32]), 1)
+        >>> x.bytes(torch.tensor([2, 7])).dtype
+        torch.uint8
     """
 
     each = ("positions", "labels")

@@ -625,7 +625,10 @@ class Standardizing(Examples):
     Example:
 
         >>> black = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
-        >>> floats = Standardizing(about("cifar10"), None).floats(black)
+        >>> scale = Standardizing(about("cifar10"))
+        >>> floats = scale.floats(black)
+        >>> scale.device
+        device(type='cpu')
         >>> torch.allclose(floats.flatten(), -torch.tensor(
         ...     ENTRIES["cifar10"].mean) / torch.tensor(ENTRIES["cifar10"].std))
         True
@@ -678,8 +681,8 @@ class Images(Standardizing):
 
         >>> pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
         >>> x = Images(pixels, torch.tensor([0, 1, 2]), about("cifar10"))
-        >>> x[torch.tensor([0, 2])][0].shape
-        torch.Size([2, 3, 32, 32])
+        >>> x[torch.tensor([0, 2])][0].shape, x.bytes(torch.tensor([1])).dtype
+        (torch.Size([2, 3, 32, 32]), torch.uint8)
         >>> len(x.take(torch.tensor([1]))), x.to("cpu").labels
         (1, tensor([0, 1, 2]))
     """

@@ -179,7 +179,7 @@ def read(name: str, split: str, first: int | None = None) -> Tensors:
 
     Example:
 
-        >>> SOURCE.split("fashion-mnist", "valid")
+        >>> Source(read, _INFO).split("fashion-mnist", "valid")
         Traceback (most recent call last):
         ValueError: no split is called 'valid': did you mean validation, train?
     """
