@@ -9,32 +9,38 @@ for any data set of this book.
 # %% auto #0
 __all__ = [
     "SPLITS",
+    "SOURCE",
     "DataError",
     "Info",
     "data_folder",
+    "own_folder",
     "read_archive",
     "Split",
+    "Examples",
     "Tensors",
     "drawn",
+    "check_split",
+    "Source",
     "dataset_names",
     "info",
-    "check_split",
     "dataset",
     "load",
     "data_hash",
 ]
 
 # %% ../../nbs/730_experiments.data.ipynb #58f1505d
+import copy
 import hashlib
 import importlib
+import inspect
 import io
 import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -148,6 +154,20 @@ def data_folder() -> Path:
     )
 
 
+def own_folder(name: str) -> Path | None:
+    """The folder `name` in the one that the environment variable
+    NORMALNORM_DATASETS names; None where there is none.
+
+    Example:
+
+        >>> own_folder("no such set") is None
+        True
+    """
+    above = os.environ.get("NORMALNORM_DATASETS")
+    own = Path(above or "") / name
+    return own if above and own.is_dir() else None
+
+
 def read_archive(
     path: Path, sha256: str, tool: str = "tools/make_fashion_subset.py"
 ) -> dict[str, np.ndarray]:
@@ -222,9 +242,7 @@ def _arrays(
 
 
 # %% ../../nbs/730_experiments.data.ipynb #d1d1e213
-def _standardized(
-    name: str, split: str, first: int | None
-) -> tuple[Tensor, Tensor]:
+def _standardized(name: str, split: str, first: int | None) -> "Tensors":
     about, splits = _SHIPPED[name], _arrays(name, data_folder())
     train = splits["train"][0].astype(np.float64) / about.largest
     mean, std = train.mean(), train.std()
@@ -232,7 +250,7 @@ def _standardized(
     x = torch.from_numpy(
         ((images / about.largest - mean) / std).astype(np.float32)
     ).unsqueeze(1)
-    return x, torch.from_numpy(labels.astype(np.int64))
+    return Tensors(x, torch.from_numpy(labels.astype(np.int64)))
 
 
 # %% ../../nbs/730_experiments.data.ipynb #0e053e89
@@ -252,10 +270,59 @@ class Split(Protocol):
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class Tensors:
+_Kept = TypeVar("_Kept", bound="Examples")
+
+
+class Examples:
+    """A split that keeps tensors with one entry for each example, whose names a
+    subclass has in `each`; it makes the batch `x[index]` of them.
+
+    Its other tensors belong to all examples in common. `in_memory`: whether a
+    batch is no more than an indexing; then the entries move with the split to
+    another device, and otherwise they stay where they are.
+
+    Example:
+
+        >>> class Squares(Examples):
+        ...     each = ("roots",)
+        ...     def __init__(self, count):
+        ...         self.roots = torch.arange(count)
+        ...     def __getitem__(self, index):
+        ...         return self.roots[index], self.roots[index] ** 2
+        >>> some = Squares(10).take(torch.tensor([5, 3])).to("cpu")
+        >>> len(some), some[torch.tensor([1])]
+        (2, (tensor([3]), tensor([9])))
+    """
+
+    each: tuple[str, ...] = ()
+    in_memory = True
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.each[0]))
+
+    def take(self: _Kept, index: Tensor) -> _Kept:
+        "The split of the examples at `index` alone, in that order."
+        other = copy.copy(self)
+        for name in self.each:
+            kept = getattr(self, name)
+            setattr(other, name, kept[index.to(kept.device)])
+        return other
+
+    def to(self: _Kept, device: torch.device | str | None) -> _Kept:
+        "The same split with batches on `device`; None for where they are."
+        other = copy.copy(self)
+        for name, kept in vars(self).items():
+            if isinstance(kept, Tensor) and (
+                self.in_memory or name not in self.each
+            ):
+                setattr(other, name, kept.to(device))
+        return other
+
+
+class Tensors(Examples):
     """A split in memory: `inputs` and `targets` of equal length.
 
-    `labels`: the targets, `take(index)`: the split of some of its examples.
+    `labels`: the targets.
 
     Raises `DataError` for unequal lengths.
 
@@ -268,6 +335,8 @@ class Tensors:
         >>> split.take(torch.tensor([1])).labels, split.to("meta").labels.device
         (tensor([1]), device(type='meta'))
     """
+
+    each = ("inputs", "targets")
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
@@ -282,20 +351,9 @@ class Tensors:
         "The class of each example, returned in the shape (examples,)."
         return self.targets
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def take(self, index: Tensor) -> "Tensors":
-        "The split of the examples at `index` alone, in that order."
-        return Tensors(*self[index])
-
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         index = index.to(self.targets.device)
         return self.inputs[index], self.targets[index]
-
-    def to(self, device: torch.device | str | None) -> "Tensors":
-        "The same split on `device`; itself where it lies there already."
-        return Tensors(self.inputs.to(device), self.targets.to(device))
 
 
 # %% ../../nbs/730_experiments.data.ipynb #3d7a01c3
@@ -340,8 +398,92 @@ def drawn(split: Any, first: int | None, seed: int) -> Tensor:
     )
 
 
+# %% ../../nbs/730_experiments.data.ipynb #730a50f1
+def check_split(
+    name: str, split: str, first: int | None, size: int | None
+) -> None:
+    """Raise `ValueError` for a split that is not one of the three, or more
+    examples than the `size` there are.
+
+    `name`: of the set; `first`: the number of examples that is asked for, None
+    for all.
+
+    Example:
+
+        >>> check_split("digits", "train", 100, 1197)
+        >>> check_split("digits", "train", 2000, 1197)
+        Traceback (most recent call last):
+        ValueError: first=2000: digits has 1197 train examples
+    """
+    if split not in SPLITS:
+        raise ValueError(f"no split is called {split!r}: {near(split, SPLITS)}")
+    if first is not None and (first < 1 or size is not None and first > size):
+        raise ValueError(
+            f"first={first}: {name} has {size} {split} examples"
+            if first > 0
+            else f"first={first}: expected 1 or more examples"
+        )
+
+
+class Source:
+    """A kind of data: what is known of its sets, what identifies each, and
+    their splits.
+
+    `read`: (name, split, first) → the first examples of a split, all of them
+    for `first=None` or where there are not as many: an object with `len` and
+    `to`, such as `Tensors`. Further arguments of it are the options of these
+    sets. `known`: what is known of each set.
+
+    Example:
+
+        >>> known = Info("ones", "", "", 64 * "0", ("1",), (1,), 0, {}, "")
+        >>> def read(name, split, first):
+        ...     return Tensors(torch.ones(3, 1)[:first], torch.ones(3)[:first])
+        >>> ones = Source(read, known)
+        >>> ones.about("ones").classes, ones.fingerprint("ones")[:4]
+        (('1',), '0000')
+        >>> len(ones.split("ones", "train"))
+        3
+        >>> ones.split("ones", "test", first=4)
+        Traceback (most recent call last):
+        ValueError: first=4: ones has 3 test examples
+    """
+
+    def __init__(self, read: Callable[..., Any], *known: Info) -> None:
+        self.read, self.known = read, {one.name: one for one in known}
+
+    def about(self, name: str) -> Info:
+        "What is known of the set `name` without loading it."
+        return self.known[name]
+
+    def fingerprint(self, name: str) -> str:
+        "The identity of the set `name`: 64 hexadecimal digits."
+        return self.known[name].sha256
+
+    def split(
+        self,
+        name: str,
+        split: str,
+        first: int | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> Any:
+        """One split; arguments and errors are those of `dataset`."""
+        taken = inspect.signature(self.read).parameters
+        if unknown := [option for option in options if option not in taken]:
+            raise TypeError(f"{name} has no option {', '.join(unknown)}")
+        check_split(name, split, first, None)
+        found = self.read(name, split, first, **options)
+        check_split(name, split, first, len(found))
+        return found.to(device)
+
+
+SOURCE = Source(_standardized, *_SHIPPED.values())
+
 # %% ../../nbs/730_experiments.data.ipynb #7931a46f
-_ELSEWHERE = {
+_MODULES = {
+    "fashion": "data",
+    "digits": "data",
     "mnist1d": "mnist1d",
     "glyphs": "glyphs",
     "stdlib": "text",
@@ -371,22 +513,22 @@ def dataset_names(everything: bool = False) -> tuple[str, ...]:
         >>> dataset_names()
         ('fashion', 'digits', 'mnist1d', 'glyphs', 'stdlib')
     """
-    return (
-        (*_SHIPPED, *_ELSEWHERE)
-        if everything
-        else (*_SHIPPED, "mnist1d", "glyphs", "stdlib")
+    return tuple(
+        name
+        for name, module in _MODULES.items()
+        if everything or module not in ("idx", "hub")
     )
 
 
-def _module(name: str) -> ModuleType | None:
-    "The module that knows the set `name`; None for this one."
-    if name in _SHIPPED:
-        return None
-    if name not in _ELSEWHERE:
+def _source(name: str) -> Source:
+    "The kind of data that the set `name` is of."
+    if name not in _MODULES:
         raise DataError(
             f"no data set is called {name!r}: {near(name, dataset_names(True))}"
         )
-    return importlib.import_module(f"normalnorm.experiments.{_ELSEWHERE[name]}")
+    return importlib.import_module(
+        f"normalnorm.experiments.{_MODULES[name]}"
+    ).SOURCE
 
 
 def info(name: str) -> Info:
@@ -400,34 +542,7 @@ def info(name: str) -> Info:
         >>> info("fashion").sizes["test"]
         5000
     """
-    module = _module(name)
-    return module.about(name) if module else _SHIPPED[name]
-
-
-def check_split(
-    name: str, split: str, first: int | None, size: int | None
-) -> None:
-    """Raise `ValueError` for a split that is not one of the three, or more
-    examples than the `size` there are.
-
-    `name`: of the set; `first`: the number of examples that is asked for, None
-    for all.
-
-    Example:
-
-        >>> check_split("digits", "train", 100, 1197)
-        >>> check_split("digits", "train", 2000, 1197)
-        Traceback (most recent call last):
-        ValueError: first=2000: digits has 1197 train examples
-    """
-    if split not in SPLITS:
-        raise ValueError(f"no split is called {split!r}: {near(split, SPLITS)}")
-    if first is not None and (first < 1 or size is not None and first > size):
-        raise ValueError(
-            f"first={first}: {name} has {size} {split} examples"
-            if first > 0
-            else f"first={first}: expected 1 or more examples"
-        )
+    return _source(name).about(name)
 
 
 def dataset(
@@ -472,13 +587,7 @@ def dataset(
         whole = dataset(name, split, None, device, **options)
         check_split(name, split, first, len(whole))
         return whole.take(drawn(whole, first, draw))
-    module = _module(name)
-    if module:
-        return module.split(name, split, first=first, device=device, **options)
-    if options:
-        raise TypeError(f"{name} has no option {', '.join(options)}")
-    check_split(name, split, first, _SHIPPED[name].sizes.get(split))
-    return Tensors(*_standardized(name, split, first)).to(device)
+    return _source(name).split(name, split, first, device, **options)
 
 
 def load(
@@ -531,17 +640,15 @@ def data_hash(
     there). With `draw`, of the `first` training examples drawn by that seed:
     the SHA-256 of the former and of the positions that were drawn.
 
-    `name`, `options`: as for `dataset`.
+    `name`: as for `dataset`; `options`: `folder` and `partial` of a set from
+    the hub.
 
     Example:
 
         >>> data_hash("digits")[:8], data_hash("digits", first=600, draw=1)[:8]
         ('eff68caa', '5a495338')
     """
-    module = _module(name)
-    found = (
-        module.fingerprint(name, **options) if module else _SHIPPED[name].sha256
-    )
+    found = _source(name).fingerprint(name, **options)
     if draw is None:
         return found
     whole = dataset(name, "train", **options)

@@ -8,6 +8,7 @@ guessing and being right.
 
 # %% auto #0
 __all__ = [
+    "SOURCE",
     "splitmix",
     "Numbers",
     "prototypes",
@@ -19,9 +20,7 @@ __all__ = [
     "labels_of",
     "generate",
     "Glyphs",
-    "about",
-    "fingerprint",
-    "split",
+    "read",
 ]
 
 # %% ../../nbs/763_experiments.glyphs.ipynb #6c1f0a10
@@ -32,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data import DataError, Info, check_split
+from .data import DataError, Info, Source
 from .hub import Standardizing
 
 _STEP, _FIRST, _SECOND = (
@@ -359,7 +358,12 @@ class Glyphs(Standardizing):
         >>> x = Glyphs("train", np.arange(10))
         >>> x[torch.tensor([2, 7])][0].shape, len(x.take(torch.tensor([4])))
         (torch.Size([2, 3, 32, 32]), 1)
+        >>> x.bytes(torch.tensor([2, 7])).dtype
+        torch.uint8
     """
+
+    each = ("positions", "labels")
+    in_memory = False
 
     def __init__(
         self,
@@ -368,69 +372,32 @@ class Glyphs(Standardizing):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(_INFO, device)
-        self.split, self.positions = split, positions
+        self.split, self.positions = split, torch.from_numpy(positions)
         self.labels = torch.from_numpy(labels_of(split)[positions])
 
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def take(self, index: Tensor) -> "Glyphs":
-        "The split of the images at `index` alone, in that order."
-        return Glyphs(
-            self.split, self.positions[index.cpu().numpy()], self.device
-        )
-
-    def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        index = index.cpu()
-        pixels = generate(self.split, self.positions[index.numpy()])
-        return (
-            self.floats(torch.from_numpy(pixels)),
-            self.labels[index].to(self.device),
-        )
+    def bytes(self, index: Tensor) -> Tensor:
+        """The images at `index`, not standardized: uint8 of shape (B, 3, 32,
+        32), on the CPU.
+        """
+        chosen = self.positions[index.cpu()].numpy()
+        return torch.from_numpy(generate(self.split, chosen))
 
 
-def about(name: str) -> Info:
-    """What is known of the set; `info` of the chapter on data asks here.
-
-    `name`: that of the set.
-
-    Example:
-
-        >>> about("glyphs").shape, len(about("glyphs").classes)
-        ((3, 32, 32), 100)
-    """
-    return _INFO
-
-
-def fingerprint(name: str) -> str:
-    """The SHA-256 of all images and labels, training, validation, test; at the
-    first load of a process that of the first 100 images is checked.
-
-    `name`: that of the set.
-
-    Example:
-
-        >>> len(fingerprint("glyphs"))                  # hexadecimal digits
-        64
-    """
-    return _INFO.sha256
-
-
-def split(
-    name: str,
-    split: str,
-    first: int | None = None,
-    device: torch.device | str | None = None,
-) -> Glyphs:
+def read(name: str, split: str, first: int | None = None) -> Glyphs:
     """One split, whose images are made when they are asked for: float32 of
     shape (N, 3, 32, 32), standardized, and int64 labels; see `dataset`.
 
+    At the first call in a process the SHA-256 of the first 100 images is
+    checked, and `DataError` raised for another.
+
     Example:
 
-        >>> x = split("glyphs", "test", first=20)
+        >>> x = read("glyphs", "test", first=20)
         >>> len(x), x[torch.arange(3)][0].shape
         (20, torch.Size([3, 3, 32, 32]))
     """
-    check_split(name, split, first, _INFO.sizes.get(split))
     _checked()
-    return Glyphs(split, np.arange(first or _INFO.sizes[split]), device)
+    return Glyphs(split, np.arange(_INFO.sizes[split])[:first])
+
+
+SOURCE = Source(read, _INFO)

@@ -8,26 +8,30 @@ something else.
 # %% auto #0
 __all__ = [
     "ENTRIES",
+    "SOURCE",
     "Entry",
+    "belongs",
     "positions",
     "about",
     "place",
     "open_source",
     "decode",
+    "picture",
     "Standardizing",
     "Images",
     "Decoded",
-    "split",
+    "read",
     "fingerprint",
+    "Hub",
 ]
 
 # %% ../../nbs/734_experiments.hub.ipynb #dc1cf1b1
-import copy
 import hashlib
 import io
 import os
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -40,7 +44,14 @@ import torch
 from torch import Tensor
 
 from ..names import to_install
-from .data import SPLITS, DataError, Info, check_split
+from normalnorm.experiments.data import (
+    SPLITS,
+    DataError,
+    Examples,
+    Info,
+    Source,
+    own_folder,
+)
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #be49e9c5
@@ -211,6 +222,32 @@ ENTRIES = {
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #43898795
+def belongs(
+    entry: Entry, split: str
+) -> tuple[str, Callable[[np.ndarray | int], Any]]:
+    """Where `split` is: the hub's split that it lies in, and which of the
+    examples there it has, by their numbers.
+
+    `entry`: of the set. Returns a name, and a function of a number or of an
+    array of any shape that tells for each whether it belongs. Where a part has
+    to be cut off for testing, numbers count what is left.
+
+    Example:
+
+        >>> source, mine = belongs(ENTRIES["cifar10"], "validation")
+        >>> source, mine(9), mine(np.array([9, 10]))
+        ('train', True, array([ True, False]))
+    """
+    if split == "test":
+        return list(entry.examples)[-1], lambda number: number >= 0
+    return (
+        list(entry.examples)[0],
+        lambda number: (
+            (number % entry.every == entry.every - 1) == (split == "validation")
+        ),
+    )
+
+
 def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
     """Which examples make up `split`: the hub's split that they lie in, and
     their positions among its `count` examples, ascending.
@@ -222,7 +259,7 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
         >>> positions(ENTRIES["cifar10"], "validation", 30)
         ('train', array([ 9, 19, 29]))
     """
-    source = list(entry.examples)[0 if split != "test" else -1]
+    source, mine = belongs(entry, split)
     place = np.arange(count)
     if entry.held_out:
         key = [
@@ -234,10 +271,7 @@ def positions(entry: Entry, split: str, count: int) -> tuple[str, np.ndarray]:
         )
         cut = round(entry.held_out * count)
         place = np.sort(order[:cut] if split == "test" else order[cut:])
-    if split == "test":
-        return source, place
-    mine = np.arange(len(place)) % entry.every == entry.every - 1
-    return source, place[mine if split == "validation" else ~mine]
+    return source, place[mine(np.arange(len(place)))]
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #83f162a2
@@ -254,7 +288,7 @@ def about(name: str) -> Info:
     """
     entry = ENTRIES[name]
     count = {
-        split: entry.examples[positions(entry, split, 1)[0]] for split in SPLITS
+        split: entry.examples[belongs(entry, split)[0]] for split in SPLITS
     }
     held = round(entry.held_out * count["train"])
     rest = count["train"] - held
@@ -326,12 +360,7 @@ def place(name: str, folder: Path | str | None = None) -> Path | None:
         normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     if folder is None:
-        above = os.environ.get("NORMALNORM_DATASETS")
-        return (
-            Path(above) / name
-            if above and (Path(above) / name).is_dir()
-            else None
-        )
+        return own_folder(name)
     if not Path(folder).is_dir():
         raise DataError(f"{name}: the folder {folder} does not exist")
     return Path(folder)
@@ -555,9 +584,40 @@ def decode(
     return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
 
 
+def picture(
+    record: dict[str, Any], what: str, size: int, exact: int | None
+) -> np.ndarray:
+    """The image of a record of the library, whose "bytes" are its file, or
+    whose "path" says where that is; as `decode` returns it.
+
+    `exact`: the side that it must have; for None it is cut to `size`. `what`:
+    its name in errors.
+
+    Raises `DataError` as `decode` does, and for a file that cannot be read.
+
+    Example:
+
+        >>> picture({"bytes": None, "path": "gone"}, "a picture", 8, None)
+        Traceback (most recent call last):
+        normalnorm.experiments.data.DataError: a picture cannot be read: ...
+    """
+    content = record["bytes"]
+    if content is None:
+        try:
+            content = Path(record["path"]).read_bytes()
+        except OSError as error:
+            raise DataError(f"{what} cannot be read: {error}") from error
+    return decode(content, what, None if exact else size, exact)
+
+
 # %% ../../nbs/734_experiments.hub.ipynb #d728d42c
-class Standardizing:
-    """Bytes to floats: (pixel/255 − mean)/std by channel.
+class Standardizing(Examples):
+    """Bytes to floats: (pixel/255 − mean)/std by channel; and what splits of
+    images have in common that are bytes before they are floats.
+
+    Such a split keeps `labels`, and its `bytes(index)` are the images at
+    `index`, uint8 of shape (B, channels, height, width). Then `x[index]` gives
+    them as standardized float32, and int64 labels, on the device.
 
     `known`: what is known of the set; `device`: where the floats are, None for
     the CPU.
@@ -565,21 +625,37 @@ class Standardizing:
     Example:
 
         >>> black = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
-        >>> floats = Standardizing(about("cifar10"), None).floats(black)
+        >>> scale = Standardizing(about("cifar10"))
+        >>> floats = scale.floats(black)
+        >>> scale.device
+        device(type='cpu')
         >>> torch.allclose(floats.flatten(), -torch.tensor(
         ...     ENTRIES["cifar10"].mean) / torch.tensor(ENTRIES["cifar10"].std))
         True
     """
 
-    def __init__(self, known: Info, device: torch.device | str | None) -> None:
-        self.device = torch.device(device or "cpu")
+    labels: Tensor
+    bytes: Callable[[Tensor], Tensor]
+
+    def __init__(
+        self, known: Info, device: torch.device | str | None = None
+    ) -> None:
         mean, std = (
             torch.tensor(v, dtype=torch.float64)[:, None, None]
             for v in (known.mean, known.std)
         )
         self.scale, self.shift = (
-            v.float().to(self.device) for v in (1 / (255 * std), -mean / std)
+            v.float().to(device) for v in (1 / (255 * std), -mean / std)
         )
+
+    @property
+    def device(self) -> torch.device:
+        "Where the floats are."
+        return self.scale.device
+
+    def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        labels = self.labels[index.to(self.labels.device)]
+        return self.floats(self.bytes(index)), labels.to(self.device)
 
     def floats(self, pixels: Tensor) -> Tensor:
         """The standardized float32 of bytes, on the device.
@@ -605,11 +681,13 @@ class Images(Standardizing):
 
         >>> pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
         >>> x = Images(pixels, torch.tensor([0, 1, 2]), about("cifar10"))
-        >>> x[torch.tensor([0, 2])][0].shape
-        torch.Size([2, 3, 32, 32])
+        >>> x[torch.tensor([0, 2])][0].shape, x.bytes(torch.tensor([1])).dtype
+        (torch.Size([2, 3, 32, 32]), torch.uint8)
         >>> len(x.take(torch.tensor([1]))), x.to("cpu").labels
         (1, tensor([0, 1, 2]))
     """
+
+    each = ("pixels", "labels")
 
     def __init__(
         self,
@@ -624,29 +702,9 @@ class Images(Standardizing):
             labels.to(self.device),
         )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        index = index.to(self.device)
-        return self.floats(self.pixels[index]), self.labels[index]
-
-    def take(self, index: Tensor) -> "Images":
-        "The split of the examples at `index` alone, in that order."
-        other = copy.copy(self)
-        index = index.to(self.device)
-        other.pixels, other.labels = self.pixels[index], self.labels[index]
-        return other
-
-    def to(self, device: torch.device | str | None) -> "Images":
-        "The same split on `device`."
-        other = object.__new__(Images)
-        other.device = torch.device(device or "cpu")
-        other.pixels, other.labels, other.scale, other.shift = (
-            t.to(other.device)
-            for t in (self.pixels, self.labels, self.scale, self.shift)
-        )
-        return other
+    def bytes(self, index: Tensor) -> Tensor:
+        "The images at `index`, not standardized: uint8, on the device."
+        return self.pixels[index.to(self.device)]
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #55425766
@@ -675,6 +733,9 @@ class Decoded(Standardizing):
         1
     """
 
+    each = ("rows", "labels")
+    in_memory = False
+
     def __init__(
         self,
         examples: Any,
@@ -697,7 +758,7 @@ class Decoded(Standardizing):
         ) = (
             examples.select_columns([image]),
             image,
-            rows,
+            torch.from_numpy(rows),
             size,
             exact,
             known.name,
@@ -708,46 +769,22 @@ class Decoded(Standardizing):
             threading.Lock(),
         )
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, index: Tensor) -> "Decoded":
-        "The split of the examples at `index` alone, in that order."
-        other = copy.copy(self)
-        other.rows = self.rows[index.cpu().numpy()]
-        other.labels = self.labels[index.cpu()]
-        return other
-
     def _one(self, row: int, record: dict[str, Any]) -> np.ndarray:
-        content = record["bytes"]
         what = f"{self.name}: the image in row {row}" + (
             f", {record['path']}," if record["path"] else ""
         )
-        if content is None:
-            try:
-                content = Path(record["path"]).read_bytes()
-            except OSError as error:
-                raise DataError(f"{what} cannot be read: {error}") from error
-        return decode(
-            content, what, None if self.exact else self.size, self.exact
-        )
+        return picture(record, what, self.size, self.exact)
 
     def bytes(self, index: Tensor) -> Tensor:
         """The images at `index`, not standardized: uint8 of shape (B, 3, size,
         size), on the CPU.
         """
-        rows = self.rows[index.cpu().numpy()]
+        rows = self.rows[index.cpu()].tolist()
         # the library's reader is not meant for several threads
         with self._lock:
-            records = self.examples[rows.tolist()][self.image]
+            records = self.examples[rows][self.image]
         return torch.from_numpy(
-            np.stack(list(self._pool.map(self._one, rows.tolist(), records)))
-        )
-
-    def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            self.floats(self.bytes(index)),
-            self.labels[index.cpu()].to(self.device),
+            np.stack(list(self._pool.map(self._one, rows, records)))
         )
 
 
@@ -777,11 +814,10 @@ def _small(
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #957c1d0e
-def split(
+def read(
     name: str,
     split: str,
     first: int | None = None,
-    device: torch.device | str | None = None,
     folder: Path | str | None = None,
     size: int = 224,
     partial: bool = False,
@@ -797,34 +833,30 @@ def split(
 
     Example:
 
-        >>> split("cifar10", "train", folder="no such folder")
+        >>> read("cifar10", "train", folder="no such folder")
         Traceback (most recent call last):
         normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     entry = ENTRIES[name]
-    check_split(name, split, None, None)
     if not entry.mean:
         raise DataError(
             f"{name} is read as a stream: "
             f"normalnorm.experiments.streams.text({name!r}, "
             f"{split!r})"
         )
-    source, where = positions(entry, split, 1)[0], place(name, folder)
+    source, where = belongs(entry, split)[0], place(name, folder)
     if entry.side:
         pixels, labels = _small(name, source, where, partial)
     else:
         examples, image, labels = _checked(name, source, where, partial)
-    rows = positions(entry, split, len(labels))[1]
-    check_split(name, split, first, len(rows))
-    rows = rows[:first]
+    rows = positions(entry, split, len(labels))[1][:first]
     if entry.side:
         return Images(
             pixels[torch.from_numpy(rows)],
             torch.from_numpy(labels[rows]),
             about(name),
-            device,
         )
-    return Decoded(examples, image, rows, labels, about(name), size, device)
+    return Decoded(examples, image, rows, labels, about(name), size)
 
 
 # %% ../../nbs/734_experiments.hub.ipynb #fa343ac4
@@ -886,3 +918,27 @@ def fingerprint(
         normalnorm.experiments.data.DataError: cifar10: the folder no such ...
     """
     return _fingerprint(name, place(name, folder), partial)
+
+
+class Hub(Source):
+    """The sets of the hub: what is known of them follows from their entries,
+    and what identifies them from what is there.
+
+    Example:
+
+        >>> Hub(read).about("svhn").title
+        'SVHN, cropped digits'
+    """
+
+    def about(self, name: str) -> Info:
+        "As `about`."
+        return about(name)
+
+    def fingerprint(
+        self, name: str, folder: Path | str | None = None, partial: bool = False
+    ) -> str:
+        "As `fingerprint`."
+        return fingerprint(name, folder, partial)
+
+
+SOURCE = Hub(read)

@@ -6,7 +6,7 @@ the same data everywhere.
 # ../../nbs/731_experiments.mnist1d.ipynb.
 
 # %% auto #0
-__all__ = ["templates", "generate", "about", "fingerprint", "split"]
+__all__ = ["SOURCE", "templates", "generate", "read"]
 
 # %% ../../nbs/731_experiments.mnist1d.ipynb #380899e7
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy.ndimage import gaussian_filter1d
 
-from .data import DataError, Info, Tensors, check_split
+from .data import DataError, Info, Source, Tensors
 
 _TEMPLATES = np.array(
     [
@@ -126,55 +126,24 @@ def _whole() -> tuple[np.ndarray, np.ndarray]:
     return signals.astype(np.float32), labels
 
 
-def about(name: str) -> Info:
-    """What is known of the set; `info` of the chapter on data asks here.
-
-    `name`: that of the set.
-
-    Example:
-
-        >>> about("mnist1d").shape, about("mnist1d").sizes
-        ((1, 40), {'train': 3200, 'validation': 800, 'test': 1000})
-    """
-    return _INFO
-
-
-def fingerprint(name: str) -> str:
-    """The SHA-256 of the rounded values and the labels, which is checked each
-    time they are generated.
-
-    `name`: that of the set.
-
-    Example:
-
-        >>> len(fingerprint("mnist1d"))                 # hexadecimal digits
-        64
-    """
-    return _INFO.sha256
-
-
-def split(
-    name: str,
-    split: str,
-    first: int | None = None,
-    device: torch.device | str | None = None,
-) -> Tensors:
+def read(name: str, split: str, first: int | None = None) -> Tensors:
     """One split as `Tensors`: signals float32 of shape (N, 1, 40), labels
     int64; see `dataset`.
 
     Example:
 
-        >>> found = split("mnist1d", "train", first=8)
+        >>> found = read("mnist1d", "train", first=8)
         >>> [t.shape for t in found[torch.arange(8)]]
         [torch.Size([8, 1, 40]), torch.Size([8])]
     """
-    check_split(name, split, first, _INFO.sizes.get(split))
     start = {"train": 0, "validation": 3200, "test": 4000}[split]
     signals, labels = (
-        array[start : start + (first or _INFO.sizes[split])]
-        for array in _whole()
+        array[start : start + _INFO.sizes[split]][:first] for array in _whole()
     )
     return Tensors(
         torch.from_numpy(signals.copy()).unsqueeze(1),
         torch.from_numpy(labels.astype(np.int64)),
-    ).to(device)
+    )
+
+
+SOURCE = Source(read, _INFO)

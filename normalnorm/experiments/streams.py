@@ -24,7 +24,6 @@ from torch import Tensor
 from . import hub
 from .data import SPLITS, DataError, Tensors
 from .data import info as info_of
-from .text import Windows
 
 # %% ../../nbs/736_experiments.streams.ipynb #cbdf8423
 _END = object()
@@ -103,11 +102,7 @@ def batches(
     if isinstance(split, tuple):
         split = Tensors(*split)
     found = (split[index] for index in order)
-    return (
-        found
-        if isinstance(split, (Tensors, hub.Images, Windows))
-        else ahead(found, depth)
-    )
+    return found if getattr(split, "in_memory", False) else ahead(found, depth)
 
 
 # %% ../../nbs/736_experiments.streams.ipynb #f9642b8b
@@ -292,18 +287,6 @@ class Stream:
 
 
 # %% ../../nbs/736_experiments.streams.ipynb #3525ca5d
-def _mine(entry: hub.Entry, split: str) -> tuple[str, Callable[[int], bool]]:
-    source = list(entry.examples)[-1 if split == "test" else 0]
-    if split == "test":
-        return source, lambda number: True
-    return (
-        source,
-        lambda number: (
-            (number % entry.every == entry.every - 1) == (split == "validation")
-        ),
-    )
-
-
 def _checked(name: str, split: str, kind: str) -> hub.Entry:
     entry = hub.ENTRIES.get(name)
     wanted = [
@@ -352,7 +335,7 @@ def images(
         normalnorm.experiments.data.DataError: 'digits' is no set of images ...
     """
     entry = _checked(name, split, "images")
-    source, keep = _mine(entry, split)
+    source, keep = hub.belongs(entry, split)
     opened = hub.open_source(name, source, folder, streaming=True)
     column, label = hub._columns(
         name, opened.features or next(iter(opened.take(1)), {})
@@ -375,16 +358,7 @@ def images(
                     f"is {example[label]!r}, expected a whole "
                     f"number from 0 to {len(entry.classes) - 1}"
                 )
-            content = (
-                record["bytes"]
-                if record["bytes"] is not None
-                else Path(record["path"]).read_bytes()
-            )
-            pixels.append(
-                hub.decode(
-                    content, what, None if entry.side else size, entry.side
-                )
-            )
+            pixels.append(hub.picture(record, what, size, entry.side))
             labels.append(example[label])
         return (
             scale.floats(torch.from_numpy(np.stack(pixels))),
@@ -432,7 +406,7 @@ def text(
         normalnorm.experiments.data.DataError: 'stdlib' is no set of texts ...
     """
     entry = _checked(name, split, "texts")
-    source, keep = _mine(entry, split)
+    source, keep = hub.belongs(entry, split)
     opened = hub.open_source(name, source, folder, streaming=True)
     columns = opened.features or next(iter(opened.take(1)), {})
     if entry.image not in columns:

@@ -8,17 +8,15 @@ and what any model of them has to beat.
 # %% auto #0
 __all__ = [
     "VOCABULARY",
+    "SOURCE",
     "encode",
     "decode",
     "tokens",
     "Windows",
-    "about",
-    "fingerprint",
-    "split",
+    "read",
 ]
 
 # %% ../../nbs/732_experiments.text.ipynb #5bc09d07
-import copy
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,7 +25,9 @@ from torch import Tensor
 
 from normalnorm.experiments.data import (
     DataError,
+    Examples,
     Info,
+    Source,
     check_split,
     data_folder,
     read_archive,
@@ -78,14 +78,25 @@ _CUTS = {
     "validation": (900_000, 950_000),
     "test": (950_000, 1_000_000),
 }
-_SHA256 = "c1c04dc060ea298bd1101cc31721c490aba1e25d73b49435e6f040fc62498203"
+_INFO = Info(
+    "stdlib",
+    "sources of the Python standard library",
+    "stdlib.npz",
+    "c1c04dc060ea298bd1101cc31721c490aba1e25d73b49435e6f040fc62498203",
+    VOCABULARY,
+    (128,),
+    0,
+    # windows of 128
+    {split: (end - start - 1) // 128 for split, (start, end) in _CUTS.items()},
+    "PSF License Agreement",
+)
 
 
 @lru_cache(maxsize=2)
 def _tokens(folder: Path) -> Tensor:
     text = torch.from_numpy(
         read_archive(
-            folder / "stdlib.npz", _SHA256, "tools/make_stdlib_text.py"
+            folder / _INFO.file, _INFO.sha256, "tools/make_stdlib_text.py"
         )["text"]
     )
     return torch.where(text == 10, 0, text - 31).to(torch.uint8)
@@ -109,7 +120,7 @@ def tokens(split: str) -> Tensor:
 
 
 # %% ../../nbs/732_experiments.text.ipynb #6323bb2a
-class Windows:
+class Windows(Examples):
     """Consecutive windows of a sequence: `x[index]` gives inputs and the next
     tokens, both int64 of shape (B, length).
 
@@ -127,6 +138,8 @@ class Windows:
         (3, 1)
     """
 
+    each = ("starts",)
+
     def __init__(self, tokens: Tensor, length: int) -> None:
         if length < 1 or len(tokens) <= length:
             raise DataError(
@@ -138,9 +151,6 @@ class Windows:
             torch.arange((len(tokens) - 1) // length, device=tokens.device)
             * length
         )
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
     def __getitem__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         if len(index) and not -len(self) <= int(index.min()) <= int(
@@ -157,69 +167,9 @@ class Windows:
         ].long()
         return both[:, :-1], both[:, 1:]
 
-    def take(self, index: Tensor) -> "Windows":
-        "The windows at `index` alone, in that order."
-        other = copy.copy(self)
-        other.starts = self.starts[index.to(self.tokens.device)]
-        return other
 
-    def to(self, device: torch.device | str | None) -> "Windows":
-        "The same windows on `device`."
-        other = copy.copy(self)
-        other.tokens, other.starts = (
-            self.tokens.to(device),
-            self.starts.to(device),
-        )
-        return other
-
-
-def about(name: str) -> Info:
-    """What is known of the text; `info` of the chapter on data asks here.
-
-    Sizes are windows of 128.
-
-    `name`: that of the text.
-
-    Example:
-
-        >>> about("stdlib").sizes
-        {'train': 7031, 'validation': 390, 'test': 390}
-    """
-    sizes = {
-        split: (end - start - 1) // 128 for split, (start, end) in _CUTS.items()
-    }
-    return Info(
-        "stdlib",
-        "sources of the Python standard library",
-        "stdlib.npz",
-        _SHA256,
-        VOCABULARY,
-        (128,),
-        0,
-        sizes,
-        "PSF License Agreement",
-    )
-
-
-def fingerprint(name: str) -> str:
-    """The SHA-256 of the shipped file.
-
-    `name`: that of the text.
-
-    Example:
-
-        >>> len(fingerprint("stdlib"))                  # hexadecimal digits
-        64
-    """
-    return _SHA256
-
-
-def split(
-    name: str,
-    split: str,
-    first: int | None = None,
-    device: torch.device | str | None = None,
-    length: int = 128,
+def read(
+    name: str, split: str, first: int | None = None, length: int = 128
 ) -> Windows:
     """One part of the shipped text as `Windows` of `length` characters; see
     `dataset`.
@@ -228,15 +178,12 @@ def split(
 
     Example:
 
-        >>> windows = split("stdlib", "test", first=4, length=16)
+        >>> windows = read("stdlib", "test", first=4, length=16)
         >>> [t.shape for t in windows[torch.arange(4)]]
         [torch.Size([4, 16]), torch.Size([4, 16])]
     """
-    part = tokens(split)
-    windows = Windows(part, length)
-    check_split(name, split, first, len(windows))
-    return (
-        windows
-        if first is None
-        else Windows(part[: first * length + 1], length)
-    ).to(device)
+    windows = Windows(tokens(split), length)
+    return windows.take(torch.arange(len(windows))[:first])
+
+
+SOURCE = Source(read, _INFO)
