@@ -23,6 +23,7 @@ TOOLS = [
     "mpmath",
     "matplotlib",
     "lightning-fabric",
+    "kornia",
     "tqdm",
 ]
 # what `newest` takes without a pin; the book's tools keep theirs

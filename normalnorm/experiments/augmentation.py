@@ -9,17 +9,8 @@ to the average image.
 # %% auto #0
 __all__ = [
     "OPERATIONS",
-    "random_crop",
-    "random_flip",
-    "warp",
-    "rotation",
-    "resized_crop_boxes",
-    "random_resized_crop",
     "resize",
     "centre_crop",
-    "grey",
-    "blend",
-    "random_jitter",
     "rand_augment",
     "as_probabilities",
     "mixup",
@@ -31,6 +22,8 @@ __all__ = [
 # %% ../../nbs/735_experiments.augmentation.ipynb #63d9ab00
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -40,202 +33,46 @@ from ..names import near, to_install
 from .data import Info
 
 
-# %% ../../nbs/735_experiments.augmentation.ipynb #836d90bc
-def random_crop(x: Tensor, pad: int, fill: Tensor | float = 0.0) -> Tensor:
-    """Each image of (B, C, H, W) cut out anew from itself with `pad` pixels of
-    `fill` around it, at a uniformly random place.
-
-    `fill`: a number, or one for each channel, shape (C, 1, 1). `x`: the images;
-    returns their shape. Source: the papers' `RandomCrop(32, padding=4)`.
-
-    Example:
-
-        >>> crops = random_crop(torch.ones(2, 3, 8, 8), pad=2, fill=0.0)
-        >>> crops.shape, crops.unique().tolist()[-1]
-        (torch.Size([2, 3, 8, 8]), 1.0)
-    """
-    b, c, h, w = x.shape
-    big = torch.empty(
-        b, c, h + 2 * pad, w + 2 * pad, dtype=x.dtype, device=x.device
-    ).copy_(
-        torch.as_tensor(fill, dtype=x.dtype, device=x.device).expand(c, 1, 1)
-    )
-    big[:, :, pad : pad + h, pad : pad + w] = x
-    corner = torch.randint(0, 2 * pad + 1, (2, b)).to(x.device)
-    rows, columns = (
-        (corner[0, :, None] + torch.arange(h, device=x.device))[:, :, None],
-        (corner[1, :, None] + torch.arange(w, device=x.device))[:, None, :],
-    )
-    return (
-        big[torch.arange(b, device=x.device)[:, None, None], :, rows, columns]
-        .permute(0, 3, 1, 2)
-        .contiguous()
-    )
-
-
-def random_flip(x: Tensor, probability: float = 0.5) -> Tensor:
-    """Each image of (B, C, H, W) mirrored left to right with `probability`.
-
-    `x`: the images; returns their shape. Source: He et al. (2016), §4.2.
-
-    Example:
-
-        >>> x = torch.tensor([[[[1.0, 2.0]]]])
-        >>> random_flip(x, probability=1.0)
-        tensor([[[[2., 1.]]]])
-    """
-    mirrored = (torch.rand(len(x)) < probability).to(x.device)
-    return torch.where(mirrored[:, None, None, None], x.flip(3), x)
+def _kornia() -> Any:
+    try:
+        import kornia
+    except ImportError:
+        raise ImportError(
+            "augmentation of images uses the library kornia, which is not "
+            "installed: " + to_install("experiments")
+        ) from None
+    return kornia
 
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #53561f3b
-def warp(
-    x: Tensor, matrix: Tensor, shift: Tensor, fill: Tensor | float = 0.0
-) -> Tensor:
-    """The images (B, C, H, W), resampled bilinearly: the output at p, in pixels
-    (right, down) from the centre, is the input at `matrix` (p − `shift`).
-
-    `matrix`: (B, 2, 2). `shift`: (B, 2), by how much the content moves if
-    `matrix` is the identity. Outside the image lies `fill`. `x`: the images;
-    returns their shape. Source: @eq-affine.
-
-    Example:
-
-        >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
-        >>> warp(x, torch.eye(2)[None], torch.tensor([[1.0, 0.0]]), fill=9.0)
-        tensor([[[[9., 1., 2.]]]])
-    """
-    b, _, h, w = x.shape
-    half = torch.tensor([w / 2, h / 2], dtype=torch.float64)
-    matrix, shift = matrix.double(), shift.double()
-    theta = torch.cat(
-        [
-            matrix * half / half[:, None],
-            -(matrix @ shift[:, :, None]) / half[:, None],
-        ],
-        2,
-    ).to(x.device, x.dtype)
-    fill = torch.as_tensor(fill, dtype=x.dtype, device=x.device)
-    grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
-    return (
-        nn.functional.grid_sample(
-            x - fill,
-            grid,
-            mode="bilinear",
-            padding_mode="zeros",
-            align_corners=False,
+def _moved(v: Tensor, steps: Sequence[tuple[str, tuple[float, ...]]]) -> Tensor:
+    "Images after a row of random shifts and turns, interpolated once."
+    transform, (b, _, h, w) = _kornia().geometry.transform, v.shape
+    size, still = v.new_tensor([w, h]), v.new_zeros(b, 2)
+    matrix = torch.eye(3).to(v)
+    for name, (amount,) in steps:
+        draw = amount * (2 * torch.rand(b, 2) - 1).to(v)
+        shift, degrees = (
+            (still, draw[:, 0])
+            if name == "rotate"
+            else (draw * size, still[:, 0])
         )
-        + fill
-    )
-
-
-def rotation(degrees: Tensor) -> Tensor:
-    """The matrices of `warp`, (B, 2, 2), that turn the content
-    counter-clockwise by `degrees`.
-
-    `degrees`: (B,). Returns the shape (B, 2, 2). Source: @eq-affine.
-
-    Example:
-
-        >>> rotation(torch.tensor([90.0])).round(decimals=6).int()
-        tensor([[[ 0, -1],
-                 [ 1,  0]]], dtype=torch.int32)
-    """
-    angle = degrees.double() * (math.pi / 180)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack(
-        [torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1
-    )
+        step = transform.get_affine_matrix2d(
+            shift,
+            ((size - 1) / 2).expand(b, 2),
+            torch.ones_like(still),
+            degrees,
+        )
+        matrix = step @ matrix
+    return transform.warp_affine(v, matrix[:, :2], (h, w), align_corners=True)
 
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #8f667bb0
-def resized_crop_boxes(
-    count: int, height: int, width: int, smallest: float = 0.08
-) -> Tensor:
-    """Random rectangles (left, top, width, height), float64 of shape (count,
-    4): ten tries each as described, the whole middle if none fits.
-
-    `smallest`: the least share of the image's area. Source:
-    `torchvision.transforms.RandomResizedCrop.get_params`.
-
-    Example:
-
-        >>> left, top, width, height = resized_crop_boxes(5, 32, 24).unbind(1)
-        >>> bool(((left + width <= 24) & (top + height <= 32)).all())
-        True
-    """
-    area = (
-        height
-        * width
-        * (
-            smallest
-            + (1 - smallest) * torch.rand(count, 10, dtype=torch.float64)
-        )
-    )
-    ratio = torch.exp(
-        math.log(4 / 3) * (2 * torch.rand(count, 10, dtype=torch.float64) - 1)
-    )
-    w, h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (w >= 1) & (h >= 1) & (w <= width) & (h <= height)
-    pick = fits.int().argmax(1, keepdim=True)
-    side = float(min(height, width))
-    w, h = (
-        torch.where(
-            fits.any(1),
-            v.gather(1, pick)[:, 0],
-            torch.tensor(side, dtype=torch.float64),
-        )
-        for v in (w, h)
-    )
-    left, top = (
-        torch.floor(torch.rand(count, dtype=torch.float64) * (whole - part + 1))
-        for whole, part in ((width, w), (height, h))
-    )
-    middle = ~fits.any(1)
-    left, top = (
-        torch.where(middle, torch.floor((whole - part) / 2), at)
-        for whole, part, at in ((width, w, left), (height, h, top))
-    )
-    return torch.stack([left, top, w, h], 1)
-
-
-def random_resized_crop(x: Tensor, size: int, smallest: float = 0.08) -> Tensor:
-    """A random rectangle of each image of (B, C, H, W), resized bilinearly to
-    `size` × `size`.
-
-    Source: the papers' `RandomResizedCrop`.
-
-    `smallest`: the least share of the image's area. `x`: the images. Returns
-    (B, C, size, size).
-
-    Example:
-
-        >>> random_resized_crop(torch.rand(2, 3, 32, 24), 16).shape
-        torch.Size([2, 3, 16, 16])
-    """
-    b, c, h, w = x.shape
-    left, top, width, height = resized_crop_boxes(b, h, w, smallest).unbind(1)
-    zero = torch.zeros_like(left)
-    theta = torch.stack(
-        [
-            torch.stack([width / w, zero, (2 * left + width) / w - 1], 1),
-            torch.stack([zero, height / h, (2 * top + height) / h - 1], 1),
-        ],
-        1,
-    )
-    grid = nn.functional.affine_grid(
-        theta.to(x.device, x.dtype), [b, c, size, size], align_corners=False
-    )
-    return nn.functional.grid_sample(
-        x, grid, mode="bilinear", padding_mode="border", align_corners=False
-    )
-
-
-def resize(x: Tensor, size: int) -> Tensor:
+def resize(v: Tensor, size: int) -> Tensor:
     """Images (B, C, H, W) with the shorter side brought to `size`, bilinear,
     with antialiasing when it shrinks; the ratio of sides is kept.
 
-    `x`: the images. Returns the shape (B, C, height, width). Source:
+    `v`: the images. Returns the shape (B, C, height, width). Source:
     `torch.nn.functional.interpolate`.
 
     Example:
@@ -243,10 +80,10 @@ def resize(x: Tensor, size: int) -> Tensor:
         >>> resize(torch.rand(2, 3, 32, 64), 16).shape
         torch.Size([2, 3, 16, 32])
     """
-    h, w = x.shape[2:]
+    h, w = v.shape[2:]
     short = min(h, w)
     return nn.functional.interpolate(
-        x,
+        v,
         (max(size, size * h // short), max(size, size * w // short)),
         mode="bilinear",
         antialias=True,
@@ -254,12 +91,11 @@ def resize(x: Tensor, size: int) -> Tensor:
     )
 
 
-def centre_crop(x: Tensor, size: int) -> Tensor:
+def centre_crop(v: Tensor, size: int) -> Tensor:
     """The middle `size` × `size` pixels of images (B, C, H, W); `ValueError`
     for smaller images.
 
-    `x`: the images. Returns (B, C, size, size). Source:
-    `torchvision.transforms.CenterCrop`.
+    `v`: the images. Returns (B, C, size, size). Source: kornia's `CenterCrop`.
 
     Example:
 
@@ -267,152 +103,64 @@ def centre_crop(x: Tensor, size: int) -> Tensor:
         tensor([[[[ 5.,  6.],
                   [ 9., 10.]]]])
     """
-    h, w = x.shape[2:]
+    h, w = v.shape[2:]
     if size > min(h, w):
         raise ValueError(
             f"a middle of {size} × {size} cannot be cut from "
             f"images of {h} × {w} pixels"
         )
-    top, left = round((h - size) / 2), round((w - size) / 2)
-    return x[:, :, top : top + size, left : left + size]
+    return _kornia().augmentation.CenterCrop(size)(v)
 
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #b5109f46
-def _kornia() -> Any:
-    try:
-        import kornia
-    except ImportError:
-        raise ImportError(
-            "hue and RandAugment use the library kornia, which "
-            "is not installed: " + to_install("experiments")
-        ) from None
-    return kornia
-
-
-def grey(v: Tensor) -> Tensor:
-    """The grey version of images with one or three channels.
-
-    `v`: the images, (B, C, H, W). Returns (B, 1, H, W). Source: @eq-jitter.
-
-    Example:
-
-        >>> pixel = torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1)
-        >>> round(grey(pixel).item(), 4)        # 0.299·red + 0.587·green
-        0.5925
-    """
-    if v.shape[1] == 1:
-        return v
-    return (
-        v
-        * torch.tensor([0.299, 0.587, 0.114], dtype=v.dtype, device=v.device)[
-            :, None, None
-        ]
-    ).sum(1, keepdim=True)
-
-
-def blend(v: Tensor, plain: Tensor | float, factor: Tensor) -> Tensor:
-    """factor · v + (1 − factor) · plain, clipped to [0, 1]; one factor for each
-    image.
-
-    Returns the shape of `v`. Source: @eq-jitter.
-
-    Example:
-
-        >>> v = torch.tensor([0.5, 0.9]).view(1, 1, 1, 2)
-        >>> blend(v, 0.0, torch.tensor([1.5]))          # brighter, clipped
-        tensor([[[[0.7500, 1.0000]]]])
-    """
-    factor = factor.to(v.device, v.dtype)[:, None, None, None]
-    return (factor * v + (1 - factor) * plain).clamp(0, 1)
-
-
-def random_jitter(v: Tensor, strength: float, hue: float = 0.0) -> Tensor:
-    """Brightness, contrast and saturation of images with values in [0, 1]
-    changed by random factors in 1 ± `strength`, hue turned by up to ± `hue` of
-    the circle.
-
-    `v`: the images, (B, C, H, W); returns their shape.
-
-    Raises `ImportError` for a hue without kornia. Source: @eq-jitter, as
-    `torchvision.transforms.ColorJitter`.
-
-    Example:
-
-        >>> v = random_jitter(torch.rand(2, 3, 8, 8), strength=0.4)
-        >>> v.shape, bool((v >= 0).all() and (v <= 1).all())
-        (torch.Size([2, 3, 8, 8]), True)
-    """
-    plain: list[Callable[[Tensor], Tensor | float]] = [
-        lambda v: 0.0,
-        lambda v: grey(v).mean((1, 2, 3), keepdim=True),
-        grey,
-    ]
-    for which in torch.randperm(4 if hue else 3).tolist():
-        draw = 2 * torch.rand(len(v)) - 1
-        if which < 3:
-            v = blend(v, plain[which](v), 1 + strength * draw)
-        elif v.shape[1] == 3:
-            v = (
-                _kornia()
-                .enhance.adjust_hue(
-                    v, (2 * math.pi * hue * draw).to(v.device, v.dtype)
-                )
-                .clamp(0, 1)
-            )
-    return v
+def _coloured(v: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    "`change`, which wants three channels in [0, 1], of images with 1 or 3."
+    channels = v.shape[1]
+    return change(v.clamp(0, 1).expand(-1, 3, -1, -1))[:, :channels]
 
 
 # %% ../../nbs/735_experiments.augmentation.ipynb #a25325b9
-def _stretch(v: Tensor) -> Tensor:
-    low, high = v.amin((2, 3), keepdim=True), v.amax((2, 3), keepdim=True)
-    return torch.where(high > low, (v - low) / (high - low).clamp_min(1e-6), v)
-
-
-def _bits(v: Tensor, bits: int) -> Tensor:
-    step = 2 ** (8 - bits)
-    return torch.floor((255 * v).round() / step) * step / 255
-
-
-def _linear(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _moving(kind: str, axis: int) -> Callable[[Tensor, Tensor], Tensor]:
     def apply(v: Tensor, m: Tensor) -> Tensor:
-        matrix, shift = (
-            torch.eye(2, dtype=torch.float64).repeat(len(v), 1, 1),
-            torch.zeros(len(v), 2, dtype=torch.float64),
-        )
-        if kind == "rotate":
-            matrix = rotation(30 * m)
-        elif kind == "shear x":
-            matrix[:, 0, 1] = 0.3 * m
-        elif kind == "shear y":
-            matrix[:, 1, 0] = 0.3 * m
-        else:
-            axis = 0 if kind == "move x" else 1
-            shift[:, axis] = 0.45 * v.shape[3 - axis] * m
-        return warp(v, matrix, shift)
+        most = 0.3 if kind == "shear" else 0.45 * v.shape[3 - axis]
+        amounts = nn.functional.pad(most * m[:, None], (axis, 1 - axis))
+        move = getattr(_kornia().geometry.transform, kind)
+        return move(v, amounts, align_corners=True)
 
     return apply
+
+
+def _stretch(v: Tensor, m: Tensor) -> Tensor:
+    "Each channel stretched to [0, 1]; an even one stays (kornia: black)."
+    even = v.amin((2, 3), keepdim=True) == v.amax((2, 3), keepdim=True)
+    return torch.where(even, v, _kornia().enhance.normalize_min_max(v))
 
 
 # values in [0, 1] and signed magnitudes in [−1, 1], one for each image
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nothing": lambda v, m: v,
-    **{
-        kind: _linear(kind)
-        for kind in ("rotate", "shear x", "shear y", "move x", "move y")
-    },
-    "brightness": lambda v, m: blend(v, 0.0, 1 + 0.9 * m),
-    "saturation": lambda v, m: blend(v, grey(v), 1 + 0.9 * m),
-    "contrast": lambda v, m: blend(
-        v, grey(v).mean((1, 2, 3), keepdim=True), 1 + 0.9 * m
+    "rotate": lambda v, m: _kornia().geometry.transform.rotate(v, 30 * m),
+    "shear x": _moving("shear", 0),
+    "shear y": _moving("shear", 1),
+    "move x": _moving("translate", 0),
+    "move y": _moving("translate", 1),
+    "brightness": lambda v, m: _kornia().enhance.adjust_brightness_accumulative(
+        v, 1 + 0.9 * m
     ),
-    "sharpness": lambda v, m: blend(
-        _kornia().enhance.sharpness(v, 0.0), v, -0.9 * m
+    "saturation": lambda v, m: (
+        _kornia().enhance.adjust_saturation_with_gray_subtraction(
+            v, 1 + 0.9 * m
+        )
     ),
-    "bits": lambda v, m: _bits(v, 8 - round(4 * float(m.abs().max()))),
-    "solarize": lambda v, m: torch.where(
-        v >= 1 - m.abs().max().to(v.device, v.dtype), 1 - v, v
+    "contrast": lambda v, m: (
+        _kornia().enhance.adjust_contrast_with_mean_subtraction(v, 1 + 0.9 * m)
     ),
-    "stretch": lambda v, m: _stretch(v),
+    "sharpness": lambda v, m: _kornia().enhance.sharpness(v, 1 + 0.9 * m),
+    "bits": lambda v, m: _kornia().enhance.posterize(
+        v, (8 - 4 * m.abs()).round().int()
+    ),
+    "solarize": lambda v, m: _kornia().enhance.solarize(v, 1 - m.abs()),
+    "stretch": _stretch,
     "equalize": lambda v, m: _kornia().enhance.equalize(v),
 }
 
@@ -430,20 +178,14 @@ def rand_augment(v: Tensor, count: int = 2, magnitude: float = 9.0) -> Tensor:
         >>> rand_augment(torch.rand(2, 3, 8, 8), count=1).shape
         torch.Size([2, 3, 8, 8])
     """
-    _kornia()
-    names = list(OPERATIONS)
     for _ in range(count):
-        which, sign = (
-            torch.randint(0, len(names), (len(v),)),
-            2.0 * torch.randint(0, 2, (len(v),)) - 1,
-        )
-        out = v.clone()
-        for number in which.unique().tolist():
-            mine = (which == number).nonzero()[:, 0]
-            there = mine.to(v.device)
-            out[there] = OPERATIONS[names[number]](
-                v[there], sign[mine] * magnitude / 30
-            ).to(v.dtype)
+        which = torch.randint(0, len(OPERATIONS), (len(v),))
+        sign = 2.0 * torch.randint(0, 2, (len(v),)) - 1
+        size, out = (sign * magnitude / 30).to(v), v.clone()
+        for number, change in enumerate(OPERATIONS.values()):
+            mine = (which == number).nonzero()[:, 0].to(v.device)
+            if len(mine):
+                out[mine] = change(v[mine], size[mine])
         v = out
     return v
 
@@ -555,6 +297,33 @@ _NAMES = {
 # the first number is whole
 _WHOLE = ("crop", "resizedcrop", "resize", "centrecrop", "randaugment")
 _LINEAR = ("translate", "rotate")
+# the last number is at most
+_AT_MOST = {"flip": 1.0, "jitter": 0.5, "resizedcrop": 1.0, "randaugment": 30.0}
+
+# what an entry does to pixel values in [0, 1]
+_PIXELS: dict[str, Callable[..., Tensor]] = {
+    "crop": lambda v, pad: _kornia().augmentation.RandomCrop(
+        tuple(v.shape[2:]), padding=pad
+    )(v),
+    "flip": lambda v, p=0.5: _kornia().augmentation.RandomHorizontalFlip(p=p)(
+        v
+    ),
+    "translate": lambda v, amount: _moved(v, [("translate", (amount,))]),
+    "rotate": lambda v, amount: _moved(v, [("rotate", (amount,))]),
+    "jitter": lambda v, a, hue=0.0: _coloured(
+        v, _kornia().augmentation.ColorJitter(a, a, a, hue)
+    ),
+    "resizedcrop": lambda v, size, least=0.08: (
+        _kornia().augmentation.RandomResizedCrop(
+            (size, size), scale=(least, 1.0), align_corners=False
+        )(v)
+    ),
+    "resize": resize,
+    "centrecrop": centre_crop,
+    "randaugment": lambda v, *numbers: _coloured(
+        v, lambda rgb: rand_augment(rgb, *numbers)
+    ),
+}
 
 
 def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
@@ -574,6 +343,7 @@ def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
             f"{near(str(name), [*_NAMES, 'either'])}"
         )
     least, most = _NAMES[name]
+    limit = _AT_MOST.get(name, math.inf)
     try:
         numbers = tuple(float(word) for word in words[1:])
     except (TypeError, ValueError):
@@ -588,15 +358,20 @@ def _parsed(entry: Any) -> tuple[str, tuple[Any, ...]]:
         and 0.0 in numbers
         or name in ("resize", "resizedcrop", "centrecrop")
         and numbers[0] < 1
+        or len(numbers) == most
+        and numbers[-1] > limit
     ):
-        whole = ", the first a whole number" if name in _WHOLE else ""
+        bounds = ", the first a whole number" if name in _WHOLE else ""
+        if name in _AT_MOST:
+            ordinal = "the second " if most == 2 else ""
+            bounds += f", {ordinal}at most {limit:g}"
         example = " ".join(
             [name, *(["4"] if name in _WHOLE else ["0.1"])[:least]]
         )
         raise ValueError(
             f"augmentation {entry!r}: expected {name} followed by "
             f"{least if least == most else f'{least} to {most}'} "
-            f"number{'s' * (most > 1)}, not negative{whole}, for "
+            f"number{'s' * (most > 1)}, not negative{bounds}, for "
             f"example {example!r}"
         )
     return (
@@ -611,8 +386,8 @@ class Augmentation(nn.Module):
     """What `augmentation` returns: called with a standardized batch on any
     device and its labels, gives both changed; has no weights.
 
-    `steps`: parsed entries; `known`: the data set's `Info`. Source:
-    `random_crop` and the other functions of its steps.
+    `steps`: parsed entries; `known`: the data set's `Info`. Source: kornia, and
+    the other functions of its steps.
 
     Example:
 
@@ -640,32 +415,11 @@ class Augmentation(nn.Module):
             for name, arguments in self.steps
         )
 
-    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        "Mean and deviation where x is."
-        return self.scale.to(x.device, x.dtype).unbind(0)
-
-    def _linear(
-        self, x: Tensor, steps: Sequence[tuple[str, tuple[float, ...]]]
+    def _pixelwise(
+        self, x: Tensor, change: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        matrix, shift = (
-            torch.eye(2, dtype=torch.float64).repeat(len(x), 1, 1),
-            torch.zeros(len(x), 2, dtype=torch.float64),
-        )
-        for name, (amount,) in steps:
-            draw = 2 * torch.rand(len(x), 2, dtype=torch.float64) - 1
-            if name == "rotate":
-                turn = rotation(amount * draw[:, 0])
-                # first all before, then the turn
-                matrix, shift = (
-                    matrix @ turn,
-                    (turn.mT @ shift[:, :, None])[:, :, 0],
-                )
-            else:
-                shift = shift + amount * draw * torch.tensor(
-                    [x.shape[3], x.shape[2]]
-                )
-        mean, std = self._pixels(x)
-        return warp(x, matrix, shift, -mean / std)
+        mean, std = self.scale.to(x.device, x.dtype)
+        return (change(x * std + mean) - mean) / std
 
     def _one(
         self, name: str, arguments: tuple[Any, ...], x: Tensor, y: Tensor
@@ -679,38 +433,17 @@ class Augmentation(nn.Module):
             return {"mixup": mixup, "cutmix": cutmix}[name](
                 x, y, self.classes, *arguments
             )
-        if name in _LINEAR:
-            return self._linear(x, [(name, arguments)]), y
-        if name in ("jitter", "randaugment"):
-            change, (mean, std) = (
-                random_jitter if name == "jitter" else rand_augment,
-                self._pixels(x),
-            )
-            return (
-                (change((x * std + mean).clamp(0, 1), *arguments) - mean) / std,
-                y,
-            )
-        if name == "crop":
-            mean, std = self._pixels(x)
-            return random_crop(x, arguments[0], -mean / std), y
-        moves: dict[str, Callable[..., Tensor]] = {
-            "flip": random_flip,
-            "resizedcrop": random_resized_crop,
-            "resize": resize,
-            "centrecrop": centre_crop,
-        }
-        return moves[name](x, *arguments), y
+        return self._pixelwise(x, lambda v: _PIXELS[name](v, *arguments)), y
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            waiting: list[tuple[str, tuple[float, ...]]] = []
-            for name, arguments in (*self.steps, ("", ())):
-                if name in _LINEAR:
-                    waiting.append((name, arguments))
+            for linear, steps in groupby(
+                self.steps, lambda step: step[0] in _LINEAR
+            ):
+                if linear:
+                    x = self._pixelwise(x, partial(_moved, steps=list(steps)))
                     continue
-                if waiting:
-                    x, waiting = self._linear(x, waiting), []
-                if name:
+                for name, arguments in steps:
                     x, y = self._one(name, arguments, x, y)
             return x, y
 
@@ -728,7 +461,8 @@ def augmentation(
     All random numbers come from torch's global generator on the CPU.
 
     Raises `ValueError` for entries that are not known or have wrong numbers,
-    and for image operations on data without images.
+    and for image operations on data without images; `ImportError` for image
+    operations without kornia.
 
     Example:
 
@@ -756,4 +490,6 @@ def augmentation(
             f"augmentation {', '.join(flat)}: {known.name} has no "
             "images, only mixup can be used"
         )
+    if set(flat) & set(_PIXELS):
+        _kornia()
     return Augmentation(steps, known) if steps else None
