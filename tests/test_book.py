@@ -337,7 +337,6 @@ def test_committed_results_say_what_they_are():
         if path.parent == ROOT / "results" and path.name in (
             "collapse.json",
             "early-training.json",
-            "glyphs.json",
             "hessian.json",
             "hostile.json",
             "kills.json",

@@ -109,7 +109,7 @@ def test_a_constant_lists_exactly_the_records_that_use_it(monkeypatch):
         name for name, entry in entries.items() if NEWTON in entry["code"]
     }
     assert {"transform-given-noise", "proxy-norm", "mutation"} <= after
-    assert not {"neural-tangents", "glyphs"} & after
+    assert not {"neural-tangents", "glyphs-hardness"} & after
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,6 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         ]
         for norm in of.LAYERS
     },
-    "glyphs": lambda of: [
-        five_steps(of.measure, name, 0)
-        for name in of.MODELS
-        if name != "linear"
-    ],
     "layer maps": lambda of: [
         of.deep(case, 0, 64, 3).tolist()
         for case in of.chapter()["CASES"]
