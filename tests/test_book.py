@@ -346,7 +346,6 @@ def test_committed_results_say_what_they_are():
             "pruning.json",
             "torchattacks.json",
             "training-loop.json",
-            "weight-growth.json",
             "wide-propagation.json",
         ):
             assert {"date", "processor", "torch"} <= set(row), path.name

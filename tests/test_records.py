@@ -134,9 +134,9 @@ def test_a_witness(off, here, elsewhere):
 
 
 def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
-    name, said = "weight growth", [1.0]
+    name, said = "torchattacks", [1.0]
     entry = {
-        "path": "weight-growth.json",
+        "path": "torchattacks.json",
         "again": "five minutes",
         "made": "2026-11-23",
         "machine": ["a"],
@@ -160,8 +160,8 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     )
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
     monkeypatch.setattr(records, "ledger", lambda: entries)
-    page = records.older(["nbs/x", "results/weight-growth.json"])
-    assert page[0].endswith("by rounding): `results/weight-growth.json`.")
+    page = records.older(["nbs/x", "results/torchattacks.json"])
+    assert page[0].endswith("by rounding): `results/torchattacks.json`.")
     assert len(page) == 1 and "2026-11-23" in page[0]
     assert not records.older(["results/pruning.json"])
 

@@ -133,11 +133,6 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for x, y in [of.growth.images("train", 100)]
         for norm in of.growth.NORMS
     ],
-    "weight growth": _shorter(
-        "EPOCHS",
-        1,
-        lambda of: [of.run(norm, "everything", 0)["loss"] for norm in of.NORMS],
-    ),
     "wide propagation": _shorter(
         "SEEDS",
         1,

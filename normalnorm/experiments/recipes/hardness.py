@@ -80,8 +80,10 @@ def run(
     checkpoint=None,
     progress=None,
 ) -> dict[str, Any]:
-    """One run: a model trained on images that the seed draws. Returns `metrics`:
-    accuracies in percent after the last epoch, and the number of parameters.
+    """One run: a model trained on images that the seed draws.
+
+    Returns `metrics`: accuracies in percent after the last epoch, and the
+    number of parameters.
 
     `config`: of an arm; `arm`: its name, which changes nothing; `device`,
     `checkpoint`, `progress`: as for `train`.
