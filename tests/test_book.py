@@ -343,7 +343,6 @@ def test_committed_results_say_what_they_are():
             "neural-tangents.json",
             "power-training.json",
             "processors.json",
-            "pruning.json",
             "torchattacks.json",
             "training-loop.json",
             "wide-propagation.json",

@@ -123,11 +123,6 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for arm in of.ARMS
         if arm not in of.STEEP
     ],
-    "pruning": lambda of: [
-        five_steps(of.one, kind, norm, True, 0)
-        for kind in of.NETWORKS
-        for norm in of.NORMS
-    ],
     "torchattacks": lambda of: [
         of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
         for x, y in [of.growth.images("train", 100)]
