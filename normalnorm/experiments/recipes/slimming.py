@@ -375,7 +375,7 @@ pruning_cost = Recipe(
     "seed, judged by which images was not recorded",
     tuned_on="unknown",
     exploratory="what is judged are the smaller networks, by the criterion of "
-    "the chapter on pruning",
+    "the chapter that shows them",
 )
 
 pruning_time = Recipe(
