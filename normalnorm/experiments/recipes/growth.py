@@ -41,7 +41,7 @@ class WholeRMS(nn.Module):
 
     Example:
 
-        >>> WholeRMS(2)(torch.full((1, 2, 3, 3), 4.0)).mean().item()
+        >>> round(WholeRMS(2)(torch.full((1, 2, 3, 3), 4.0)).mean().item(), 3)
         1.0
     """
 
