@@ -337,17 +337,14 @@ def test_committed_results_say_what_they_are():
         if path.parent == ROOT / "results" and path.name in (
             "collapse.json",
             "early-training.json",
-            "glyphs.json",
             "hessian.json",
             "hostile.json",
             "kills.json",
             "neural-tangents.json",
             "power-training.json",
             "processors.json",
-            "pruning.json",
             "torchattacks.json",
             "training-loop.json",
-            "weight-growth.json",
             "wide-propagation.json",
         ):
             assert {"date", "processor", "torch"} <= set(row), path.name

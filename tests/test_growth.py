@@ -1,4 +1,6 @@
-"""The tool behind the chapter on weights' lengths, and its committed rows."""
+"""The recipe behind the chapter on weights' lengths, and attacks by a peer on
+its networks.
+"""
 
 import json
 from pathlib import Path
@@ -6,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-growth = pytest.importorskip(
-    "tools.growth", reason="the book's tools are not installed"
-)
+from normalnorm.experiments.recipes import growth
+from normalnorm.experiments.results import by_arm
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -33,19 +35,11 @@ def test_root_mean_square_of_a_whole_image():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_the_rows_are_of_this_tool():
-    record = json.loads((ROOT / "results/weight-growth.json").read_text())
-    assert set(record["parts"]) == set(growth.NORMS)
-    setting = record["setting"]
-    assert setting["lr"] == growth.LR and setting["decay"] == growth.DECAY
-    for part in record["parts"].values():
-        assert set(part["found"]) == set(growth.ARMS)
-        for arm, runs in part["found"].items():
-            assert len(runs) == growth.SEEDS >= 5
-            assert sum("scaled" in run for run in runs) == (
-                growth.SCALED if arm == "nothing" else 0
-            )
-    assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
+def test_the_first_seeds_without_decay_are_multiplied():
+    for arm, rows in by_arm("weight-growth", out=ROOT / "results").items():
+        assert [row["seed"] for row in rows if "scaled" in row] == (
+            [0, 1] if arm.endswith("nothing") else []
+        )
 
 
 def test_attacks_are_those_of_torchattacks():

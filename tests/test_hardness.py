@@ -1,20 +1,18 @@
-"""`python -m tools.hardness`: the measurements on a small scale, against
-something else, and the committed ones by their own code.
+"""The recipe of six models on the glyphs: the linear one against another
+solver, what a seed draws, and a committed run again.
 """
 
-import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from normalnorm.experiments import data
+from normalnorm.experiments.recipes import hardness
+from normalnorm.experiments.results import by_arm
 
-pytestmark = pytest.mark.book
-hardness = pytest.importorskip(
-    "tools.hardness", reason="the book's tools are not installed"
-)
-RECORD = hardness.RECORD
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def _squares(parts, penalty):
@@ -25,9 +23,7 @@ def _squares(parts, penalty):
     x = x.reshape(len(x), -1).astype(np.float64)
     middle = x.mean(0)
     below = np.sqrt(penalty) * np.eye(x.shape[1])
-    target = np.concatenate(
-        [np.eye(hardness.CLASSES)[y], np.zeros((len(below), hardness.CLASSES))]
-    )
+    target = np.concatenate([np.eye(4)[y], np.zeros((len(below), 4))])
     weights = np.linalg.lstsq(
         np.concatenate([x - middle, below]), target, rcond=None
     )[0]
@@ -63,8 +59,8 @@ def test_the_linear_model_is_least_squares_with_the_best_penalty(noise, scale):
     images of the second case are brighter, and another penalty is.
     """
     parts = {split: (scale * x, y) for split, (x, y) in _blobs(noise).items()}
-    found = hardness.ridge(parts)
-    tried = [_squares(parts, penalty) for penalty in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    found = hardness.ridge(parts, 4)
+    tried = [_squares(parts, penalty) for penalty in hardness.PENALTIES]
     best = max(tried, key=lambda accuracy: accuracy["validation"])
     assert found == pytest.approx(best)
     assert found["validation"] > 50 and found != pytest.approx(
@@ -72,96 +68,40 @@ def test_the_linear_model_is_least_squares_with_the_best_penalty(noise, scale):
     )
 
 
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    "Two models in one epoch of 200 images, and a record elsewhere."
-    monkeypatch.setattr(hardness, "RECORD", tmp_path / "glyphs.json")
-    monkeypatch.setattr(hardness, "IMAGES", 200)
-    monkeypatch.setattr(
-        hardness,
-        "MODELS",
-        {
-            "linear": hardness.MODELS["linear"],
-            "mlp": (*hardness.MODELS["mlp"][:2], hardness.SGD | {"epochs": 1}),
-        },
-    )
-    real, loaded = hardness.load, []
+def test_each_seed_draws_its_images(monkeypatch):
+    "Those for training, and nothing draws the others."
+    loaded = []
 
     def load(name, split, first=None, draw=None):
-        loaded.append((split, first, draw))
-        return real(name, split, 200 if first is None else first, draw=draw)
+        loaded.append((name, split, first, draw))
+        return data.load(name, split, first or 200, draw=draw)
 
     monkeypatch.setattr(hardness, "load", load)
-    threads = torch.get_num_threads()
-    yield loaded
-    torch.set_num_threads(threads)
-
-
-def test_each_run_is_done_once_and_says_what_made_it(tiny, capsys):
-    assert hardness.main(["--seeds", "1", "--only", "linear"]) == 0
-    one = json.loads(hardness.RECORD.read_text())["runs"]
-    assert hardness.main(["--seeds", "2"]) == 0
-    record = json.loads(hardness.RECORD.read_text())
-    assert record["runs"][0] == one[0]
-    assert [(run["model"], run["seed"]) for run in record["runs"]] == [
-        ("linear", 0),
-        ("mlp", 0),
-        ("linear", 1),
-        ("mlp", 1),
-    ]
-    assert capsys.readouterr().out.count("cpu_seconds") == 4
-    # each seed draws the training images, and nothing draws the others
-    assert [seen for seen in tiny if seen[0] == "train"] == [
-        ("train", 200, seed) for seed in (0, 0, 1, 1)
-    ]
-    assert {seen[1:] for seen in tiny if seen[0] != "train"} == {(None, None)}
-    assert {
-        "date",
-        "processor",
-        "torch",
-        "commit",
-        "source",
-        "settings",
-        "data_hash",
-    } <= set(record) and record["images"] == 200
-    for run in record["runs"]:
-        assert all(0 <= run[split] <= 100 for split in data.SPLITS)
-    assert [run["parameters"] for run in record["runs"][:2]] == [
-        100 * 3 * 32 * 32,
-        sum(
-            p.numel()
-            for p in hardness.models.build(
-                "small_mlp", classes=100, inputs=3 * 32 * 32
-            ).parameters()
-        ),
-    ]
-    number = len(tiny)
-    assert hardness.main(["--seeds", "2"]) == 0 and len(tiny) == number
-    # a record of other images is not gone on with
-    hardness.RECORD.write_text(json.dumps(record | {"data_hash": "other"}))
-    assert hardness.read()["runs"] == []
-
-
-def test_the_committed_record_is_of_these_models_and_images():
-    record = json.loads(RECORD.read_text())
-    assert record["data_hash"] == data.data_hash("glyphs")
-    assert record["images"] == hardness.IMAGES
-    assert record["settings"] == json.loads(json.dumps(hardness.MODELS))
-    assert sorted((run["model"], run["seed"]) for run in record["runs"]) == [
-        (name, seed) for name in sorted(hardness.MODELS) for seed in range(3)
-    ]
+    hardness._loaded.cache_clear()
+    arms = hardness.glyphs_hardness.arms("smoke")
+    try:
+        for seed in (0, 1):
+            for arm in ("linear", "mlp"):
+                found = hardness.run(arms[arm], seed)["metrics"]
+                assert all(0 <= found[f"{s}_last"] <= 100 for s in data.SPLITS)
+    finally:
+        hardness._loaded.cache_clear()
+    drawn = [of for of in loaded if of[1] == "train"]
+    assert drawn == [("glyphs", "train", 200, seed) for seed in (0, 1)]
+    assert {of[2:] for of in loaded if of[1] != "train"} == {(None, None)}
+    net = hardness.models.build(
+        "small_mlp", classes=100, inputs=3 * data.info("glyphs").shape[1] ** 2
+    )
+    assert found["parameters"] == sum(p.numel() for p in net.parameters())
 
 
 def test_a_committed_run_again():
     """The linear model of one seed, on the images that the seed draws: to two
     images in a thousand, which rounding may move.
     """
-    found = hardness.measure("linear", 1)
-    kept = next(
-        run
-        for run in json.loads(RECORD.read_text())["runs"]
-        if (run["model"], run["seed"]) == ("linear", 1)
-    )
-    assert found["parameters"] == kept["parameters"]
+    row = by_arm("glyphs-hardness", out=RESULTS)["linear"][1]
+    found = hardness.run(row["config"], 1)["metrics"]
+    assert found["parameters"] == row["metrics"]["parameters"]
     for split in data.SPLITS:
-        assert found[split] == pytest.approx(kept[split], abs=0.2), split
+        name = f"{split}_last"
+        assert found[name] == pytest.approx(row["metrics"][name], abs=0.2), name

@@ -3,7 +3,6 @@ PyTorch's batch norm, for each layer that has a factor for each channel; what is
 refused, and in which words.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +14,10 @@ from torch import nn
 import normalnorm as nm
 from normalnorm.analysis import pruning
 from normalnorm.experiments.models import SmallResNet
+from normalnorm.experiments.recipes import slimming
+from normalnorm.experiments.results import by_arm
 
+ROOT = Path(__file__).resolve().parents[1]
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
 EXACT = {
     "batch": nn.BatchNorm2d,
@@ -253,33 +255,31 @@ def test_without_the_package(monkeypatch):
     pruning._torch_pruning.cache_clear()
 
 
-def test_the_rows_are_of_the_tool():
+def test_committed_rows_are_of_these_networks():
     """Whole networks anew; smaller ones have the multiplications of their
     parameters, and time was measured where γ chose.
     """
-    slimming = pytest.importorskip(
-        "tools.slimming", reason="the book's tools are not installed"
-    )
-    record = json.loads(slimming.RECORD.read_text())["parts"]
-    assert slimming.RECORD == (
-        Path(__file__).resolve().parent.parent / "results/pruning.json"
-    )
     example = torch.zeros(1, 1, 8, 8)
-    for kind, make in slimming.NETWORKS.items():
-        for norm, layer in slimming.NORMS.items():
-            whole = slimming.cost(make(layer), example)
-            for rows in record[kind][norm].values():
-                assert set(rows) == {str(s) for s in range(slimming.SEEDS)}
-                for row in (part["found"] for part in rows.values()):
-                    assert whole == {
-                        "parameters": row["whole_parameters"],
-                        "macs": row["whole_macs"],
-                    }
-                    assert len(row["cuts"]) == 3 * len(slimming.SHARES)
-                    for cut in row["cuts"]:
-                        assert cut["parameters"] < whole["parameters"]
-                        assert cut["macs"] < whole["macs"]
-                        assert ("time" in cut) == (cut["by"] == "γ")
-    assert len(record["speed"]["found"]) == len(slimming.NETWORKS) * len(
-        slimming.NORMS
-    ) * len(slimming.SHARES)
+    for rows in by_arm("pruning", out=ROOT / "results").values():
+        config = rows[0]["config"]
+        whole = slimming.cost(
+            slimming.network(
+                config["network"], config["norm"], config["width"]
+            ),
+            example,
+        )
+        for row in rows:
+            assert whole.items() < row["metrics"].items()
+            assert len(row["cuts"]) == 3 * len(config["shares"])
+            for cut in row["cuts"]:
+                assert cut["parameters"] < whole["parameters"]
+                assert cut["macs"] < whole["macs"]
+                assert ("time" in cut) == (cut["by"] == "γ")
+
+
+def test_time_is_that_of_the_smaller_network_over_the_whole():
+    "Of two networks one of which does nothing."
+    wide = nn.Sequential(*[nn.Linear(300, 300) for _ in range(8)])
+    x = torch.randn(300, 300)
+    of = slimming._timed(wide, nn.Identity(), x, 15)
+    assert of["low"] <= of["time"] <= of["high"] < 0.5

@@ -37,6 +37,22 @@ def test_committed_rows_are_runs_of_the_recipe():
         assert row["config"] == json.loads(json.dumps(book[row["arm"]]))
 
 
+COMMITTED = sorted(
+    name
+    for name, recipe in results.recipes().items()
+    if (ROOT / "results" / name / "book").is_dir() and not recipe.grid
+)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_all_runs_of_a_committed_recipe_are_there(name):
+    "Each arm and seed of its present configuration, and none besides."
+    jobs = results.plan(name, "book", out=ROOT / "results")
+    found = results.scan(results.find(name), "book", ROOT / "results")
+    assert found.problems == []
+    assert {job.path for job in jobs} == set(found.rows)
+
+
 def test_two_switches_of_the_committed_rows():
     """Main effects and interaction of the residual network after the last
     epoch, against the analysis of variance of statsmodels; and in digits.

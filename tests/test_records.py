@@ -109,7 +109,7 @@ def test_a_constant_lists_exactly_the_records_that_use_it(monkeypatch):
         name for name, entry in entries.items() if NEWTON in entry["code"]
     }
     assert {"transform-given-noise", "proxy-norm", "mutation"} <= after
-    assert not {"neural-tangents", "glyphs"} & after
+    assert not {"neural-tangents", "glyphs-hardness"} & after
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_witness(off, here, elsewhere):
 
 
 def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
-    name, said = "weight growth", [1.0]
+    name, said = "torchattacks", [1.0]
     entry = {
-        "path": "weight-growth.json",
+        "path": "torchattacks.json",
         "again": "five minutes",
         "made": "2026-11-23",
         "machine": ["a"],
@@ -160,10 +160,10 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     )
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
     monkeypatch.setattr(records, "ledger", lambda: entries)
-    page = records.older(["nbs/x", "results/weight-growth.json"])
-    assert page[0].endswith("by rounding): `results/weight-growth.json`.")
+    page = records.older(["nbs/x", "results/torchattacks.json"])
+    assert page[0].endswith("by rounding): `results/torchattacks.json`.")
     assert len(page) == 1 and "2026-11-23" in page[0]
-    assert not records.older(["results/pruning.json"])
+    assert not records.older(["results/pruning/book/rows.jsonl"])
 
 
 def test_a_page_says_of_which_day_its_record_is(monkeypatch):
@@ -174,13 +174,13 @@ def test_a_page_says_of_which_day_its_record_is(monkeypatch):
         "ledger",
         lambda: {
             "pruning": {
-                "path": "pruning.json",
+                "path": "pruning/book",
                 "made": "2026-11-23",
                 "stale": "its first steps differ",
             }
         },
     )
-    marked = dialect.mark_older(cells, ["results/pruning.json"])
+    marked = dialect.mark_older(cells, ["results/pruning/book/rows.jsonl"])
     assert len(marked) == 3
     assert "on 2026-11-23 with code" in marked[1]["source"]
     assert dialect.mark_older(cells, ["results/collapse.json"]) is cells

@@ -63,6 +63,21 @@ def _recipe(run=None, **more):
     )
 
 
+def test_rows_are_read_without_their_recipe(tmp_path):
+    "By arm, in the order of the seeds; what is missing or damaged is said."
+    with pytest.raises(ResultsError, match="normalnorm run known --scale"):
+        results.by_arm("known", "smoke", tmp_path)
+    results.run_recipe(_recipe(), "smoke", [3, 0, 1], out=tmp_path)
+    found = results.by_arm("known", "smoke", tmp_path)
+    assert {
+        arm: [(row["seed"], row["metrics"]["score"]) for row in rows]
+        for arm, rows in found.items()
+    } == {arm: [(k, of[k]) for k in (0, 1, 3)] for arm, of in KNOWN.items()}
+    min((tmp_path / "known" / "smoke").glob("*.json")).write_text("{")
+    with pytest.raises(ResultsError, match="it is no JSON"):
+        results.by_arm("known", "smoke", tmp_path)
+
+
 def test_report_equals_known_answer(tmp_path):
     results.run_recipe(_recipe(), "smoke", out=tmp_path)
     text = tables.report(_recipe(), tmp_path)
@@ -887,6 +902,7 @@ def test_rows_of_different_code_make_no_table_unless_asked(
     for use in (
         lambda: results.rows("known", "smoke", tmp_path),
         lambda: results.rows("known", "smoke", tmp_path, every=True),
+        lambda: results.by_arm("known", "smoke", tmp_path),
         lambda: tables.report("known", tmp_path),
         lambda: tables.compare("known/a", "known/b", "smoke", tmp_path),
     ):

@@ -11,6 +11,7 @@ environment must find PyTorch and what normalnorm needs. A minute on one core.
 import importlib.metadata
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normalnorm.analysis.robustness import fgsm, pgd
+from normalnorm.experiments.data import info
+from normalnorm.experiments.recipes import growth
 from normalnorm.experiments.results import provenance, write_atomically
 from normalnorm.experiments.train import seeded
-from tools import growth
 
-RECORD = growth.RECORD.with_name("torchattacks.json")
+RECORD = (
+    Path(__file__).resolve().parent.parent / "results" / "torchattacks.json"
+)
+CONFIG = growth.weight_growth.arms("book")["none, nothing"]
 SIZES, STEPS, EPOCHS = (0.01, 0.03, 0.1), 7, 2
 
 
@@ -31,10 +36,10 @@ def trained(norm: str, x: Tensor, y: Tensor) -> nn.Module:
     with seeded("peer-attacks", 0):
         model = growth.network(norm)
         optimizer = torch.optim.SGD(
-            model.parameters(), growth.LR, growth.MOMENTUM
+            model.parameters(), CONFIG["lr"], CONFIG["momentum"]
         )
         for _ in range(EPOCHS):
-            for pick in torch.randperm(len(x)).split(growth.BATCH):
+            for pick in torch.randperm(len(x)).split(CONFIG["batch"]):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[pick]), y[pick]).backward()
                 optimizer.step()
@@ -87,14 +92,14 @@ def compared(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Any]]:
 def main() -> int:
     "Compare and write; see the module's text."
     torch.set_num_threads(1)
-    about = growth.info("fashion")
+    about = info("fashion")
     pixels = lambda split, first: (
         lambda x, y: ((x * about.std[0] + about.mean[0]).clamp(0, 1), y)
     )(*growth.images(split, first))
     found = {
         norm: compared(
-            trained(norm, *pixels("train", growth.IMAGES)),
-            *pixels("test", growth.ATTACKED),
+            trained(norm, *pixels("train", CONFIG["images"])),
+            *pixels("test", CONFIG["attacked"]),
         )
         for norm in growth.NORMS
     }
@@ -102,7 +107,7 @@ def main() -> int:
         "date": time.strftime("%Y-%m-%d"),
         **provenance(),
         "torchattacks": importlib.metadata.version("torchattacks"),
-        "images": growth.ATTACKED,
+        "images": CONFIG["attacked"],
         "steps": STEPS,
         "found": found,
     }

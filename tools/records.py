@@ -113,11 +113,6 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         ]
         for norm in of.LAYERS
     },
-    "glyphs": lambda of: [
-        five_steps(of.measure, name, 0)
-        for name in of.MODELS
-        if name != "linear"
-    ],
     "layer maps": lambda of: [
         of.deep(case, 0, 64, 3).tolist()
         for case in of.chapter()["CASES"]
@@ -128,21 +123,11 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for arm in of.ARMS
         if arm not in of.STEEP
     ],
-    "pruning": lambda of: [
-        five_steps(of.one, kind, norm, True, 0)
-        for kind in of.NETWORKS
-        for norm in of.NORMS
-    ],
     "torchattacks": lambda of: [
         of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
         for x, y in [of.growth.images("train", 100)]
         for norm in of.growth.NORMS
     ],
-    "weight growth": _shorter(
-        "EPOCHS",
-        1,
-        lambda of: [of.run(norm, "everything", 0)["loss"] for norm in of.NORMS],
-    ),
     "wide propagation": _shorter(
         "SEEDS",
         1,

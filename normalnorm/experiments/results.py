@@ -38,6 +38,7 @@ __all__ = [
     "selected",
     "rows",
     "current",
+    "by_arm",
     "recipes",
     "find",
     "Job",
@@ -1232,6 +1233,42 @@ def current(
             key=lambda item: (order.index(item[1]["arm"]), item[1]["seed"]),
         )
     )
+
+
+# %% ../../nbs/760_experiments.results.ipynb #a60c0df9
+def by_arm(
+    name: str, scale: str = "book", out: Path | str | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """Arm → its rows in the order of the seeds, of a recipe that need not be
+    there: what a chapter shows of a recipe that comes later.
+
+    `name`: of the recipe; `scale`: one of its scales; `out`: the folder of
+    results, by default that of the book. A recipe that was changed after its
+    rows were made is not noticed here, but by `rows`.
+
+    Raises `ResultsError` where there are no rows, for those that cannot be
+    used, and for rows that may not stand together (see `codes`).
+
+    Example:
+
+        >>> found = by_arm("first-experiment")
+        >>> [row["seed"] for row in found["ResNet BN"]][:3]
+        [0, 1, 2]
+    """
+    out = Path(out or book_results())
+    found = scan(name, scale, out)
+    if found.problems:
+        raise ResultsError("\n".join(map(str, found.problems)))
+    if not found.rows:
+        raise ResultsError(
+            f"{out / name / scale} holds no rows: make them with "
+            f"`normalnorm run {name} --scale {scale}`"
+        )
+    _one_code(found.rows)
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(found.rows.values(), key=lambda row: row["seed"]):
+        arms.setdefault(row["arm"], []).append(row)
+    return arms
 
 
 # %% ../../nbs/760_experiments.results.ipynb #cd4df405
