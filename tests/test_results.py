@@ -1021,8 +1021,17 @@ def committed():
         rows, problems = results.scan(recipe, scale, file.parents[2])
         assert not problems
         found |= rows
-    assert len(found) == 700
+    assert len(found) == 911
     return found
+
+
+# measured before they were recipes: rows were made of their numbers
+CARRIED = {
+    "glyphs-hardness": 18,
+    "weight-growth": 105,
+    "pruning": 80,
+    "pruning-time": 8,
+}
 
 
 def test_rows_are_found_when_they_are_packed(known):
@@ -1075,8 +1084,12 @@ def test_the_rows_that_were_rewritten_are_those_that_were_written():
     """
     if _package(BEFORE, (".py",)) is None:
         pytest.skip("a clone without the history")
-    later = {p: row for p, row in committed().items() if "afterwards" in row}
-    assert len(later) == 412
+    later = {
+        p: row
+        for p, row in committed().items()
+        if "afterwards" in row and row["recipe"] not in CARRIED
+    }
+    assert len(later) == 236
     git = ["git", "-C", str(ROOT)]
     listed = "\n".join(
         f"{BEFORE}:{path.relative_to(ROOT).as_posix()}" for path in later
@@ -1154,6 +1167,7 @@ def test_the_drawn_images_of_committed_rows_are_those_of_their_seeds():
         "transform-given-noise-500": 48 + 8,
         "transform-given-noise-glyphs": 48 + 2,
         "proxy-norm": 120,
+        "glyphs-hardness": 18,
         **{f"one-factor-{factor}": 25 for factor in ("batch", "rate", "scale")},
     }
 

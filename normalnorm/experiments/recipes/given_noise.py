@@ -121,8 +121,8 @@ _BOOK = {
 }
 _SEEN = (
     "root mean square over the five contrasts of the residual network in "
-    "the rows of first-experiment, whose seeds share their training "
-    "images"
+    "the first rows of first-experiment, made anew since, whose seeds "
+    "share their training images"
 )
 
 given_noise = _given_noise(
