@@ -25,10 +25,13 @@ FAR = 30
 NO_PICTURE = {
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",
+    "592_experiments.recipes.growth": "a program; its figures are in 365",
+    "593_experiments.recipes.slimming": "a program; its figures are in 370",
     "733_experiments.idx": "what a reader makes of a file cut short",
     "750_experiments.train": "five demands, in words",
     "760_experiments.results": "the table of what a row answers",
     "762_experiments.tables": "a whole report",
+    "764_experiments.recipes.hardness": "the table of six models",
     "905_notation": "a table",
     "910_what_was_checked": "a table",
     "915_coverage": "a table",
