@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from normalnorm.layers.backends import get_backend, set_backend
+from normalnorm.layers.normality import BatchNormalNorm2d
 from tests.peers import VECTORS
 from tools import rows
 
@@ -185,6 +186,23 @@ def test_one_small_image_in_evaluation():
             for dtype, count in itertools.product(DTYPES[:2], COMPANIONS):
                 case = trial, "native", dtype, False, 1, False, count
                 assert not differs(case), name(case)
+
+
+def test_beside_a_value_whose_power_overflows():
+    "Which is computed by itself, and the values beside it as without it."
+    before = get_backend()
+    layer = BatchNormalNorm2d(2, noise=0.0).eval()
+    layer.running_lambda.fill_(3.7)  # no table
+    u = torch.randn(3, 2, 8, 8)
+    beside = u.clone()
+    beside[1, :, 3, 4] = 1e12
+    try:
+        set_backend("native")
+        alone, found = layer(u), layer(beside)
+    finally:
+        set_backend(before)
+    found[1, :, 3, 4] = alone[1, :, 3, 4]
+    assert torch.equal(alone, found)
 
 
 if __name__ == "__main__":
