@@ -371,8 +371,8 @@ pruning_cost = Recipe(
     compared=("accuracy",),
     seeds={"smoke": 1, "book": 5},
     cost={"smoke": "seconds", "book": "three CPU minutes a seed"},
-    tuned="Not tuned here: rates and penalty are those of pilot runs of one "
-    "seed, judged by which images was not recorded",
+    tuned="Pilot runs of one seed had other settings; how rates and penalty "
+    "were chosen was not recorded",
     tuned_on="unknown",
     exploratory="what is judged are the smaller networks, by the criterion of "
     "the chapter that shows them",
