@@ -8,14 +8,14 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
     every test in a clone, as on a machine that has nothing beyond AVX2 (or:
     --whole default, SSE2)
 
-tests: tests/test_native.py and tests/test_proxy.py whole, what
-tests/test_proxy_norm.py asks of the kernel, and the chapters that derive it,
-with PyTorch's own kernels held to the same instruction set; `make test-avx2`
-is such a part. driver: a C++ program (tests/kernel/)
-that links the kernel and compares with recorded numbers, bfloat16 with float32,
-and work in stages with the whole, compiled with -Wall -Wextra, of which no
-warning is accepted; on ARM by an emulator. sanitizers: the driver under the
-sanitizers of addresses, of undefined behaviour, and of threads.
+tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
+tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
+it, with PyTorch's own kernels held to the same instruction set; `make
+test-avx2` is such a part. driver: a C++ program (tests/kernel/) that links the
+kernel and compares with recorded numbers, bfloat16 with float32, and work in
+stages with the whole, compiled with -Wall -Wextra, of which no warning is
+accepted; on ARM by an emulator. sanitizers: the driver under the sanitizers of
+addresses, of undefined behaviour, and of threads.
 """
 
 import argparse
@@ -46,10 +46,10 @@ KERNEL, DRIVER = (
 RECORDED = DRIVER.with_name("recorded.bin")
 # whole, and of the layer's tests those of its pass in the kernel
 TESTS = (
-    "tests/test_native.py",
-    "tests/test_proxy.py",
+    "tests/layers/test_native.py",
+    "tests/theory/test_proxy.py",
     *(
-        f"tests/test_proxy_norm.py::test_grouped_{name}"
+        f"tests/layers/test_proxy_norm.py::test_grouped_{name}"
         for name in (
             "by_the_kernel",
             "is_group_norm_and_proxy_norm",
@@ -63,7 +63,7 @@ TESTS = (
 )
 # those that assert what the kernel computes; the other chapters allow for more
 CHAPTERS = tuple(
-    f"tests/test_chapters.py::test_chapter[{name}]"
+    f"tests/book/test_chapters.py::test_chapter[{name}]"
     for name in (
         "282_layers.engines.native",
         "283_layers.engines.compiled",
@@ -128,9 +128,9 @@ WHOLE = {"avx2": "AVX2", "default": "SSE2"}
 TESTING = ("-m", "pytest", "-n", "2", "--dist", "worksteal")
 NOT_HELD = (
     # asks for the outcome of the very run that it would be in
-    "tests/test_processors.py::test_recorded_outcomes",
+    "tests/tools/test_processors.py::test_recorded_outcomes",
     # compiles for each set itself, which the flags behind it would overrule
-    "tests/test_packaging.py::test_no_compiler_and_the_same_bits",
+    "tests/book/test_packaging.py::test_no_compiler_and_the_same_bits",
 )
 COMPILERS = {"gcc": "g++", "clang": "clang++"}
 ARM = {"gcc": "aarch64-linux-gnu-g++", "clang": "clang++"}

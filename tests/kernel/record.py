@@ -25,8 +25,8 @@ FILE = Path(__file__).with_name("recorded.bin")
 MAGIC = b"normalnorm recorded 1\n"
 ROUNDING = 2.0**-24
 
-# The constants of tests/test_native.py and tests/test_proxy.py. A rule is
-# (kind, numbers):
+# The constants of tests/layers/test_native.py and tests/theory/test_proxy.py.
+# A rule is (kind, numbers):
 # share: |found − expected| ≤ a · (the largest |expected|, b at least); each: ≤
 # a |expected| + b; bound: ≤ a · (what is recorded beside it) + b; ulp: in units
 # in the last place of the expected number, ≤ a + b |t|, where exp(t) is what

@@ -64,7 +64,9 @@ def tests_of(file: str) -> list[str]:
     checks = ROOT / file.replace("normalnorm/", "normalnorm/checks/", 1)
     text = checks.read_text(encoding="utf-8") if checks.exists() else ""
     claims = re.findall(r'@claim\(\s*"([^"]+)"', text)
-    return chosen + [f"tests/test_claims.py::test_claim[{c}]" for c in claims]
+    return chosen + [
+        f"tests/book/test_claims.py::test_claim[{c}]" for c in claims
+    ]
 
 
 def place(file: str, given: argparse.Namespace) -> Path:

@@ -267,7 +267,10 @@ def run(
     plain = copy.compiled(source)
     if not plain:
         raise RuntimeError(f"the kernel does not compile for {instructions}")
-    ours = tests or ["tests/test_native.py", "tests/test_proxy.py"]
+    ours = tests or [
+        "tests/layers/test_native.py",
+        "tests/theory/test_proxy.py",
+    ]
     start = time.monotonic()
     without = [f"--deselect={test}" for test in copy.tested(ours)]
     copy.patience = 300 + 3 * (time.monotonic() - start)

@@ -1,0 +1,555 @@
+"Measuring normality, and figures, beyond their chapters."
+
+import math
+import resource
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+
+from normalnorm.analysis.gaussianity import (
+    each_sample,
+    normal_quantiles,
+    normalizers,
+    pre_affine,
+    qq_r2,
+)
+from normalnorm.analysis.negentropy import negentropy
+from normalnorm.analysis.normality_tests import (
+    anderson_darling,
+    dagostino,
+    shapiro_weights,
+    shapiro_wilk,
+)
+from normalnorm.experiments import models
+from normalnorm.layers.normality import (
+    BatchNormalNorm2d,
+    GroupNormalNorm,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
+)
+from tests.peers import installed
+
+# the smallest sample of each
+INSTRUMENTS = {
+    qq_r2: 3,
+    shapiro_wilk: 3,
+    anderson_darling: 8,
+    dagostino: 20,
+    negentropy: 7,
+}
+
+
+def test_pre_affine_of_trained_layers_is_noise_free_and_repeatable():
+    model = models.SmallViT(
+        width=12, depth=2, heads=3, hidden=7, norm=LayerNormalNorm
+    )
+    x = torch.randn(3, 1, 28, 28)
+    first, second = pre_affine(model, x), pre_affine(model, x)
+    assert list(first) == list(normalizers(model)) and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+    assert all(v.shape == (3 * 49, 12) for v in first.values())
+    assert (
+        not any(m._forward_hooks for m in model.modules())
+        and model.blocks[0].norm1.noise == 1.0
+    )
+    with pytest.raises(ValueError, match="no batch or layer normalizer"):
+        pre_affine(nn.Linear(3, 3), torch.zeros(2, 3))
+
+
+def test_pre_affine_survives_layers_without_affine_map():
+    model = nn.Sequential(
+        nn.BatchNorm1d(4, affine=False),
+        nn.LayerNorm(4, elementwise_affine=False),
+    )
+    found = pre_affine(model, torch.randn(9, 4))
+    assert found["0"].shape == (4, 9) and found["1"].shape == (9, 4)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_qq_r2_of_any_precision(dtype):
+    x = torch.randn(5, 301, dtype=torch.float64).exp().to(dtype)
+    expected = qq_r2(x.double())
+    assert qq_r2(x).dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(qq_r2(x).double(), expected, rtol=1e-5, atol=0)
+
+
+# ---- one sample at a time ----
+
+
+def values(result):
+    "The statistic and, of a test, the p-value."
+    return result if isinstance(result, tuple) else (result,)
+
+
+def test_qq_r2_of_large_layers_equals_scipy():
+    x = torch.cat(
+        [
+            torch.randn(20, 8192),
+            torch.rand(6, 8192),
+            torch.randn(6, 8192).exp() * 1e-3 + 5,
+        ]
+    )
+    expected = [scipy.stats.probplot(v)[1][2] ** 2 for v in x.double().numpy()]
+    np.testing.assert_allclose(qq_r2(x).numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_qq_r2_has_the_bits_of_the_committed_rows():
+    """The rows in results/ were measured with whole tensors at once, sorted by
+    torch; parts and NumPy's sort must not change a bit.
+    """
+    for x in (
+        torch.randn(96, 3200),
+        torch.randn(7, 50) * 1e3 + 1,
+        torch.randn(300, 4900).relu() + 0.0,
+        torch.randn(1, 700_000),
+    ):
+        ordered = x.sort(-1).values
+        smallest, largest = ordered[..., :1], ordered[..., -1:]
+        c = (ordered - smallest / 2 - largest / 2) / (
+            largest / 2 - smallest / 2
+        )
+        c = c - c.mean(-1, keepdim=True)
+        q = normal_quantiles(x.shape[-1]).to(x.dtype)
+        assert torch.equal(
+            qq_r2(x),
+            ((c * (q / q.norm())).sum(-1) / c.norm(dim=-1))
+            .square()
+            .clamp(max=1),
+        )
+
+
+def test_what_is_kept_beside_a_large_layer_is_small():
+    x = torch.randn(2000, 8192)  # 62 MB
+    qq_r2(x[:40])
+    for instrument in INSTRUMENTS:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        instrument(x[:400] if instrument is not qq_r2 else x)
+        assert (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        ) / 1024 < 45, instrument.__name__
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_what_has_no_answer_is_nan_and_what_makes_no_sense_is_refused(
+    instrument,
+):
+    least = INSTRUMENTS[instrument]
+    x = torch.randn(6, 40)
+    x[0], x[1, 3], x[2, 0], x[3, 39], x[4] = (
+        0.1,
+        math.nan,
+        math.inf,
+        -math.inf,
+        -7e30,
+    )
+    for result in values(instrument(x)):
+        assert result.isnan().tolist() == [True] * 5 + [False]
+    assert all(
+        v.isfinite().all() for v in values(instrument(torch.randn(3, least)))
+    )
+    for wrong, error, words in (
+        (torch.randn(3, least - 1), ValueError, f"at least {least}"),
+        (torch.tensor(2.0), ValueError, "at least"),
+        (torch.arange(50), TypeError, "int64"),
+        (torch.randn(50) + 1j, TypeError, "complex64"),
+        (np.ones(50), TypeError, "ndarray"),
+    ):
+        with pytest.raises(error, match=words):
+            instrument(wrong)
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_shape_layout_scale_and_inputs(instrument):
+    x = torch.randn(3, 41, 5, dtype=torch.float64).exp()
+    kept, found = x.clone(), values(instrument(x, 1))
+    for i in range(3):
+        for j in range(5):
+            one = values(instrument(x[i, :, j]))
+            assert all(
+                torch.allclose(a[i, j], b, rtol=1e-9, atol=1e-12)
+                for a, b in zip(found, one)
+            )
+    for other in (
+        x.flip(1),
+        -2.5e-200 * x,
+        3e290 * x,
+        x.movedim(1, 0).contiguous().movedim(0, 1),
+    ):
+        torch.testing.assert_close(
+            values(instrument(other, dim=-2)), found, rtol=1e-7, atol=1e-10
+        )
+    assert torch.equal(x, kept) and values(instrument(x[:0], 1))[0].shape == (
+        0,
+        5,
+    )
+    assert not any(
+        v.requires_grad
+        for v in values(instrument(x.clone().requires_grad_(), 1))
+    )
+    half = x.to(torch.bfloat16)
+    torch.testing.assert_close(
+        values(instrument(half, 1))[0].double(),
+        values(instrument(half.double(), 1))[0],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_a_gpu_gives_the_same_numbers(instrument):
+    x = torch.randn(7, 500, 3).exp()
+    x[0, :, 0], x[1, 3, 1] = 1.5, math.nan
+    for found, expected in zip(
+        values(instrument(x.cuda(), 1)), values(instrument(x, 1))
+    ):
+        assert found.is_cuda
+        torch.testing.assert_close(
+            found.cpu(), expected, rtol=1e-5, atol=1e-6, equal_nan=True
+        )
+
+
+def test_samples_are_sorted_and_span_the_range():
+    seen = []
+
+    def look(rows):
+        seen.append(rows)
+        return (rows[:, 0],)
+
+    each_sample(look, torch.randn(4, 7, 30), 1, 2, "look", chunk=200)
+    rows = torch.cat(seen)
+    assert (
+        len(seen) == 5
+        and rows.shape == (120, 7)
+        and (rows.diff() >= 0).all()
+        and (rows[:, 0] == -1).all()
+        and (rows[:, -1] == 1).all()
+    )
+
+
+# ---- tests of normality ----
+
+
+@pytest.mark.parametrize(
+    "n", [3, 4, 5, 6, 7, 11, 12, 19, 20, 97, 5000, 5001, 40_000]
+)
+def test_tests_equal_scipy(n):
+    generator = np.random.default_rng(n)
+    x = np.stack(
+        [
+            generator.normal(size=n),
+            generator.random(n),
+            generator.exponential(size=n) * 1e-5 + 3,
+            generator.standard_cauchy(n),
+            generator.integers(0, 3, n) + 0.5 * (np.arange(n) == 0),
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy's on more than 5000 values
+        expected = [scipy.stats.shapiro(v) for v in x]
+    found = shapiro_wilk(torch.tensor(x))
+    # older ones compute W in single precision
+    single = tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 13)
+    np.testing.assert_allclose(
+        found.statistic,
+        [e.statistic for e in expected],
+        rtol=0,
+        atol=3e-4 if single else 2e-8,
+    )
+    assert (
+        found.p.isnan().all()
+        if n > 5000
+        else np.allclose(
+            found.p,
+            [e.pvalue for e in expected],
+            rtol=1e-2 if single else 1e-4,
+            atol=1e-3 if single else 1e-6,
+        )
+    )
+    if n >= 8:
+        standard = np.sort(
+            (x - x.mean(1, keepdims=True)) / x.std(1, ddof=1, keepdims=True)
+        )
+        logs = scipy.stats.norm.logcdf(standard) + scipy.stats.norm.logsf(
+            standard[:, ::-1]
+        )
+        np.testing.assert_allclose(
+            anderson_darling(torch.tensor(x)).statistic,
+            -n - (logs * (2 * np.arange(1, n + 1) - 1)).mean(1),
+            rtol=1e-9,
+            atol=1e-9,
+        )
+    if n >= 20:
+        expected = scipy.stats.normaltest(x, axis=1)
+        np.testing.assert_allclose(
+            dagostino(torch.tensor(x)).statistic, expected.statistic, rtol=1e-8
+        )
+        np.testing.assert_allclose(
+            dagostino(torch.tensor(x)).p,
+            expected.pvalue,
+            rtol=1e-6,
+            atol=1e-300,
+        )
+
+
+def test_anderson_p_values_meet_the_tabulated_ones_and_each_other():
+    """Stephens's table for the corrected statistic: upper 15, 10, 5, 2.5, 1 %
+    points.
+
+    Then the joints of the fit, and its end.
+    """
+    x = torch.randn(20_000, 12, dtype=torch.float64) ** 3
+    found = anderson_darling(x)
+    corrected = found.statistic * (1 + 0.75 / 12 + 2.25 / 144)
+    order = corrected.argsort()
+    corrected, p = corrected[order].numpy(), found.p[order].numpy()
+    for point, level in (
+        (0.561, 0.15),
+        (0.631, 0.10),
+        (0.752, 0.05),
+        (0.873, 0.025),
+        (1.035, 0.01),
+    ):
+        assert abs(np.interp(point, corrected, p) / level - 1) < 0.035
+    for joint in (0.2, 0.34, 0.6):
+        i = np.searchsorted(corrected, joint)
+        assert abs(p[i - 1] - p[i]) < 0.015
+    far = anderson_darling(
+        torch.tensor([1e9] + [0.0] * 5000) + 1e-9 * torch.randn(5001)
+    )
+    # where the polynomial has long turned up again
+    assert far.statistic > 1000 and 0 < far.p < 4e-24
+
+
+def test_anderson_equals_statsmodels():
+    normal_ad = installed("statsmodels.stats.diagnostic").normal_ad
+    for draw in (
+        np.random.default_rng(0).normal,
+        np.random.default_rng(1).exponential,
+        np.random.default_rng(2).random,
+    ):
+        for n in (8, 50, 3000):
+            x = draw(size=n)
+            found, expected = anderson_darling(torch.tensor(x)), normal_ad(x)
+            assert abs(found.statistic.item() - expected[0]) < 1e-9 and (
+                abs(found.p.item() / expected[1] - 1) < 1e-9
+                if expected[1] > 1e-20
+                else found.p < 1e-20
+            )
+
+
+@pytest.mark.parametrize(
+    "test, n",
+    [
+        (shapiro_wilk, 3),
+        (shapiro_wilk, 8),
+        (shapiro_wilk, 40),
+        (anderson_darling, 8),
+        (anderson_darling, 40),
+        (dagostino, 20),
+        (dagostino, 60),
+    ],
+)
+def test_p_values_of_normal_samples_are_uniform(test, n):
+    p = test(torch.randn(6000, n)).p
+    assert ((p >= 0) & (p <= 1)).all()
+    # by 100 000 samples the fits are up to 0.044 off in small ones; four
+    # standard errors of 6000 more
+    for level, error in (
+        (0.05, 0.018),
+        (0.25, 0.065),
+        (0.5, 0.065),
+        (0.75, 0.065),
+        (0.95, 0.055),
+    ):
+        assert abs((p < level).double().mean().item() - level) < error, level
+
+
+def test_shapiro_of_samples_on_its_own_line():
+    """The weights themselves are the sample with W = 1; a NaN must not come out
+    of log 0.
+    """
+    for n in (3, 7, 12, 200):
+        found = shapiro_wilk(shapiro_weights(n))
+        assert found.statistic > 1 - 1e-12 and found.p > 0.99
+    with pytest.raises(ValueError, match="n=2"):
+        shapiro_weights(2)
+
+
+def test_negentropy_of_known_laws_and_atoms():
+    half = 0.5 * math.log(2 * math.pi * math.e)
+    for law in (
+        scipy.stats.norm,
+        scipy.stats.uniform,
+        scipy.stats.logistic,
+        scipy.stats.gamma(2),
+        scipy.stats.t(6),
+    ):
+        x = torch.tensor(
+            law.rvs(size=(20, 5000), random_state=np.random.default_rng(0))
+        )
+        found = negentropy(x)
+        assert abs(
+            found.mean().item() - (half + math.log(law.std()) - law.entropy())
+        ) < 2e-3 + 4 * found.std().item() / math.sqrt(20)
+    for m in (1, 5, 24):
+        x = torch.rand(60, dtype=torch.float64).exp()
+        constant = (
+            np.log(60 / (2 * m))
+            + scipy.special.digamma(
+                np.minimum(np.arange(60) + m, 59)
+                - np.maximum(np.arange(60) - m, 0)
+            ).mean()
+            - scipy.special.digamma(61)
+        )
+        expected = (
+            half
+            + np.log(x.numpy().std())
+            - (
+                scipy.stats.differential_entropy(
+                    x.numpy(), window_length=m, method="vasicek"
+                )
+                - constant
+            )
+        )
+        assert abs(negentropy(x, m=m).item() - expected) < 1e-10
+    x = torch.randn(100)
+    # six equal values are seven too few in the middle, and enough at an end
+    x[:6] = 0.5
+    assert negentropy(x).isfinite()
+    x[:7] = 0.5
+    assert negentropy(x) == math.inf
+    for m in (0, -1):
+        with pytest.raises(ValueError, match="at least one place"):
+            negentropy(x, m=m)
+    with pytest.raises(ValueError, match="at least 101"):
+        negentropy(x, m=50)
+
+
+# ---- what a normalizer computes ----
+
+
+@pytest.mark.parametrize(
+    "make, axes, unit",
+    [
+        (lambda: BatchNormalNorm2d(6), (0, 2, 3), (6, 7 * 25)),
+        (lambda: nn.BatchNorm2d(6), (0, 2, 3), (6, 7 * 25)),
+        (lambda: InstanceNormalNorm2d(6, affine=True), (2, 3), (42, 25)),
+        (lambda: nn.InstanceNorm2d(6, affine=True), (2, 3), (42, 25)),
+        (lambda: GroupNormalNorm(2, 6), None, (14, 75)),
+        (lambda: nn.GroupNorm(2, 6), None, (14, 75)),
+        (lambda: LayerNormalNorm((6, 5, 5)), (1, 2, 3), (7, 150)),
+        (lambda: nn.LayerNorm((6, 5, 5)), (1, 2, 3), (7, 150)),
+    ],
+)
+def test_units_and_channels_of_every_normalizer(make, axes, unit):
+    """Plain normalizers against their formula: every unit has mean 0 and
+    variance 1, and channels hold the same values in another order.
+    """
+    layer = make()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_()
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), layer)
+    images = torch.randn(7, 1, 7, 7) ** 3
+    rows, channels = (
+        pre_affine(model, images)["1"],
+        pre_affine(model, images, by="channel")["1"],
+    )
+    assert rows.shape == unit and channels.shape == (6, 175)
+    torch.testing.assert_close(
+        rows.flatten().sort().values,
+        channels.flatten().sort().values,
+        rtol=0,
+        atol=0,
+    )
+    if type(layer).__module__.startswith("torch"):
+        assert (
+            rows.mean(1).abs().max() < 1e-5
+            and (rows.var(1, correction=0) - 1).abs().max() < 1e-2
+        )
+        u = model[0](images)
+        grouped = u if axes else u.reshape(7, 2, 3, 5, 5)
+        axes = axes or (2, 3, 4)
+        h = (
+            (grouped - grouped.mean(axes, keepdim=True))
+            / (grouped.var(axes, correction=0, keepdim=True) + 1e-5).sqrt()
+        ).reshape(7, 6, 5, 5)
+        torch.testing.assert_close(
+            channels, h.transpose(0, 1).flatten(1), rtol=1e-3, atol=1e-4
+        )
+    with pytest.raises(ValueError, match="'unit' or 'channel'"):
+        pre_affine(model, images, by="sample")
+
+
+def test_channels_of_tokens_are_features():
+    x = torch.randn(3, 11, 8)
+    model = nn.Sequential(nn.LayerNorm(8))
+    rows, channels = (
+        pre_affine(model, x)["0"],
+        pre_affine(model, x, by="channel")["0"],
+    )
+    assert rows.shape == (33, 8) and torch.equal(rows.T, channels)
+
+
+# ---- figures ----
+
+
+def test_figures_have_the_same_bytes_and_no_unknown_colours():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("svg")
+    import re
+
+    import matplotlib.pyplot as plt
+
+    from normalnorm import plots
+
+    plots.book_style()
+
+    def draw():
+        fig, axes = plt.subplots(1, 2, layout="constrained")
+        r2 = plots.qq_plot(axes[0], np.arange(50.0) ** 2)
+        plots.seed_dots(
+            axes[1], {"a": [1.0, 2.0], "b": [2.0, 4.0]}, "accuracy (%)"
+        )
+        content = plots.svg(fig)
+        plt.close(fig)
+        return content, r2
+
+    (one, r2), (two, _) = draw(), draw()
+    assert one == two and b"matplotlib" not in one.lower().split(b"<defs>")[
+        0
+    ].replace(b"matplotlib.org", b"")
+    assert {c.decode() for c in re.findall(rb"#[0-9a-f]{6}\b", one)} <= {
+        plots.INK,
+        *plots.PALETTE,
+    }
+    assert (
+        abs(r2 - qq_r2(torch.arange(50.0, dtype=torch.float64) ** 2).item())
+        < 1e-12
+    )
+
+
+def test_figures_of_impossible_data_are_refused():
+    pytest.importorskip("matplotlib")
+    import matplotlib.pyplot as plt
+
+    from normalnorm import plots
+
+    fig, ax = plt.subplots()
+    with pytest.raises(ValueError, match="2 values, 0 of them NaN"):
+        plots.qq_plot(ax, [1.0, 2.0])
+    with pytest.raises(ValueError, match="1 of them NaN or infinite"):
+        plots.qq_plot(ax, torch.tensor([1.0, 2.0, math.nan, 4.0]))
+    with pytest.raises(
+        ValueError, match="b: a standard error needs at least 2 seeds"
+    ):
+        plots.seed_dots(ax, {"a": [1.0, 2.0], "b": [1.0]}, "x")
+    plt.close(fig)

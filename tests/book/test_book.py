@@ -1,0 +1,424 @@
+"""The book as a whole: package and notebooks agree, imports point backwards,
+notebooks are clean, lists are equal.
+"""
+
+import ast
+import base64
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from normalnorm.experiments import results
+
+pytestmark = pytest.mark.book
+yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
+export = pytest.importorskip(
+    "tools.export", reason="the book's tools are not installed"
+)
+from tools import markup, order, run  # noqa: E402
+from tools.chapters import (  # noqa: E402
+    ROOT,
+    WORKSHOP,
+    chapter,
+    chapters,
+    renamed,
+    table_of_contents,
+)
+from tools.dialect import directives  # noqa: E402
+
+
+def test_package_and_generated_files_agree_with_the_notebooks():
+    assert export.differences() == []
+
+
+def test_each_piece_of_cpp_follows_what_it_does():
+    "In words; a long one is folded, and none is a chapter of its own."
+    seen = 0
+    for c in chapters():
+        cells = c.cells()
+        for i, cell in enumerate(cells):
+            if cell["cell_type"] == "raw":
+                source, seen = "".join(cell["source"]), seen + 1
+                lines = source.count("\n")
+                assert cells[i - 1]["cell_type"] == "markdown", (c.name, i + 1)
+                assert lines <= 120, (c.name, i + 1, lines)
+                assert ("#| code-fold: true" in source) == (lines > 41), (
+                    c.name,
+                    i + 1,
+                    lines,
+                )
+    assert seen > 35
+
+
+def test_notebooks_are_clean():
+    assert export.noise() == []
+
+
+def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
+    listed = [c.name for c in chapters()]
+    assert sorted(listed) == sorted(
+        p.stem for p in (ROOT / "nbs").glob("*.ipynb")
+    )
+    assert listed[1:] == sorted(listed[1:]) and listed[0] == "index"
+    for c in chapters()[1:]:
+        exports = any("#| export" in s for s in c.code_cells())
+        assert re.fullmatch(r"\d{3}_[a-z_.0-9]+", c.name)
+        assert not exports or c.name.split("_", 1)[1] == c.module, (
+            f"{c.name} exports {c.module}"
+        )
+
+
+def test_a_chapter_s_number_begins_with_its_part():
+    for part in table_of_contents()["parts"]:
+        number = re.match(r"Part (\d) · ", part["caption"])
+        listed = [
+            c
+            for entry in part["chapters"]
+            for c in chapters()
+            if entry["file"] == f"nbs/{c.name}"
+        ]
+        assert {c.part for c in listed} == {int(number[1]) if number else 9}
+
+
+def test_the_workshop_is_the_last_part():
+    captions = [part["caption"] for part in table_of_contents()["parts"]]
+    assert captions[-2:] == [
+        f"Part {WORKSHOP} · How this book is made",
+        "Appendices",
+    ]
+
+
+def test_the_table_of_renamed_chapters():
+    """Each old name once, no chapter under one, none of them named anywhere
+    else, records of earlier states aside; each new one is a chapter.
+    """
+    with (ROOT / "nbs" / "renamed.csv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["old", "new"] and len(renamed()) == len(rows) - 1 > 20
+    names = {c.name for c in chapters()}
+    for old, new in renamed().items():
+        assert old not in names and new in names
+    old = re.compile(
+        r"(?<![\w.])(?:" + "|".join(map(re.escape, renamed())) + r")(?!\w)"
+    )
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if (
+            path.suffix
+            in (
+                ".py",
+                ".ipynb",
+                ".md",
+                ".yml",
+                ".csv",
+                ".json",
+                ".jsonl",
+                ".ini",
+                ".toml",
+                ".cpp",
+            )
+            and path.name != "renamed.csv"
+            and path.parent != ROOT / "results" / "reading"
+            and not any(map(run.skipped, parts))
+        ):
+            found = old.search(
+                path.read_text(encoding="utf-8", errors="replace")
+            )
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+def test_one_notebook_per_module():
+    modules = [c.module for c in chapters()]
+    assert len(modules) == len(set(modules))
+
+
+def test_quarto_lists_the_same_chapters():
+    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
+    assert [
+        Path(f).stem
+        for f in quarto["project"]["render"]
+        if f.endswith(".ipynb")
+    ] == [c.name for c in chapters()]
+
+
+def test_readme_is_the_landing_page():
+    assert (ROOT / "README.md").read_text() == export.readme(ROOT)
+
+
+def landing_page(folder, change):
+    """The README of a checkout in which the first row of BNN was changed and
+    signed anew.
+    """
+    for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
+        (folder / name).symlink_to(ROOT / name)
+    for made in (ROOT / "results").glob("transform-given-noise*"):
+        shutil.copytree(made, folder / "results" / made.name)
+    place = folder / "results" / "transform-given-noise" / "book"
+    path = place / min(
+        name for name in results.packed(place) if name.startswith("bnn-seed")
+    )
+    row = results.read_row(path)
+    change(row)
+    path.write_text(  # in place of the one that is packed
+        json.dumps(row | {"digest": results.digest(row)}), encoding="utf-8"
+    )
+    return export.readme(folder)
+
+
+def test_a_changed_row_changes_the_readme(tmp_path):
+    """Its images, of which accuracy is made, and its loss; without a change it
+    is the committed one.
+    """
+
+    def fail_all(row):
+        row["test_right"]["bits"] = base64.b64encode(
+            bytes(-(-row["test_right"]["count"] // 8))
+        ).decode()
+
+    def worse_loss(row):
+        row["metrics"]["loss_last"] += 1
+
+    kept = (ROOT / "README.md").read_text(encoding="utf-8")
+    wanted = {"as it is": (lambda row: None, [])}
+    wanted |= {"images": (fail_all, ["points"]), "loss": (worse_loss, ["nats"])}
+    for name, (change, columns) in wanted.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        found = landing_page(folder, change)
+        old, new = (
+            [
+                line.split("|")
+                for line in text.splitlines()
+                if line.startswith("| the whole layer")
+            ]
+            for text in (kept, found)
+        )
+        changed = [k for k, (a, b) in enumerate(zip(old[0], new[0])) if a != b]
+        assert changed == [{"points": 2, "nats": 3}[c] for c in columns], name
+        assert (found == kept) == (not columns), name
+
+
+COMPARING = re.compile(
+    r"\b(most|better|worse|best|nothing|higher|lower|more "
+    r"accurate|improve\w*|outperform\w*)\b|[+−]\d+\.\d",
+    re.I,
+)
+
+
+def test_comparing_words_of_the_landing_page_come_from_a_verdict():
+    """Neither its prose nor the texts in its cells have one; what a cell says
+    is made by `verdict` and `share`.
+    """
+    for cell in chapter("index").cells():
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            if "echo" not in directives(source):
+                continue
+            source = "\n".join(
+                node.value
+                for node in ast.walk(ast.parse(source))
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+            )
+        assert not COMPARING.search(source), COMPARING.search(source)
+    assert COMPARING.search("It is most of it") and COMPARING.search("(−0.5)")
+
+
+def test_imports_point_backwards():
+    "Into earlier chapters or the workshop; those of the workshop, into itself."
+    assert order.violations() == []
+
+
+def test_recorded_imports_point_backwards():
+    """What the chapters really imported when they were run, not only what their
+    text says.
+    """
+    assert order.recorded_violations() == []
+
+
+def test_each_cell_has_an_identity_of_its_own():
+    "Who reads a notebook with two of one name would give one another name."
+    for c in chapters():
+        names = [cell["id"] for cell in c.cells()]
+        assert len(set(names)) == len(names), c.name
+
+
+def test_every_equation_label_and_reference_is_unique_and_known():
+    labels, references = {}, {}
+    for c in chapters():
+        for cell, found in markup.cells(c.cells()):
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                for label in re.findall(r"^#\| label: ([\w-]+)", text, re.M):
+                    assert label not in labels, (
+                        f"{label} in {c.name} and {labels[label]}"
+                    )
+                    labels[label] = c.name
+                continue
+            for label in markup.labels(found):
+                assert label not in labels, (
+                    f"{label} in {c.name} and {labels[label]}"
+                )
+                labels[label] = c.name
+            for span in markup.spans(found):
+                if isinstance(span, markup.Reference):
+                    references.setdefault(span.label, c.name)
+    assert len(references) > 200
+    assert {
+        r: where for r, where in references.items() if r not in labels
+    } == {}
+
+
+def test_no_equation_without_a_check_nearby():
+    "After a numbered equation, code follows within three cells."
+    for c in chapters():
+        cells = list(markup.cells(c.cells()))
+        for i, (_, found) in enumerate(cells):
+            if any(label.startswith("eq-") for label in markup.labels(found)):
+                assert any(
+                    cell["cell_type"] == "code"
+                    for cell, _ in cells[i + 1 : i + 4]
+                ), f"{c.name}, cell {i + 1}"
+
+
+def test_no_machine_path_or_registry_host_in_any_file():
+    pattern = re.compile(
+        r"(?:^|[^A-Za-z0-9_.~])/(?:home|root|tmp|mnt|srv|opt|work|Users)/"
+        r"[A-Za-z._-]|pypi\.org|registry\.npmjs|files\.pythonhosted"
+    )
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if (
+            path.is_file()
+            and path.suffix
+            in (
+                ".py",
+                ".ipynb",
+                ".md",
+                ".yml",
+                ".ini",
+                ".toml",
+                ".txt",
+                ".json",
+                ".sh",
+                ".css",
+                "",
+            )
+            and path.name != "test_book.py"
+            and not any(map(run.skipped, parts))
+        ):
+            found = pattern.search(
+                path.read_text(encoding="utf-8", errors="replace")
+            )
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+def test_committed_results_say_what_they_are():
+    for path in (ROOT / "results").rglob("*.json"):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        # tests/tools/test_benchmarks.py, tests/tools/test_records.py
+        if path.name in ("goals.json", "records.json"):
+            continue
+        if path.parent.name == "gpu":  # tests/layers/test_gpu.py
+            assert {"device", "torch", "triton", "date"} <= set(
+                row["environment"]
+            ) and all({"part", "code"} < set(r) for r in row["rows"]), path.name
+            assert row["environment"]["device"] != "cpu, interpreted"
+            continue
+        if path.parent.name == "benchmarks":
+            assert {"processor", "threads", "torch", "commit", "date"} <= set(
+                row["environment"]
+            ) and all({"part"} < set(r) for r in row["rows"]), path.name
+            continue
+        if path.parent == ROOT / "results" and path.name in (
+            "collapse.json",
+            "early-training.json",
+            "hessian.json",
+            "hostile.json",
+            "kills.json",
+            "neural-tangents.json",
+            "power-training.json",
+            "processors.json",
+            "torchattacks.json",
+            "training-loop.json",
+            "wide-propagation.json",
+        ):
+            assert {"date", "processor", "torch"} <= set(row), path.name
+            continue
+        # tests/tools/test_mutants.py, tests/book/test_reading.py
+        if path.parent.name in ("mutation", "reading"):
+            continue
+        assert {"python", "versions", "ran", "summary"} <= set(row) or {
+            "schema",
+            "scale",
+            "seed",
+            "device",
+            "torch",
+            "data_hash",
+            "config",
+        } <= set(row), path.name
+
+
+def test_every_exercise_has_its_grade():
+    "★ to ★★★, where the exercise begins."
+    exercises = [
+        (c.name, block)
+        for c in chapters()
+        for _, found in markup.cells(c.cells())
+        for block in markup.walk(found)
+        if isinstance(block, markup.Division) and block.kind == "exr"
+    ]
+    assert len(exercises) > 100
+    found = [
+        f"{name}: {e.label}"
+        for name, e in exercises
+        if e.title or not re.match("★{1,3} ", markup.Writer().write(e.pieces))
+    ]
+    assert found == [], (
+        "exercises that do not begin with ★, ★★ or ★★★: " + ", ".join(found)
+    )
+
+
+def test_chapters_are_named_by_links():
+    """No "last chapter", "chapter on …" without a link, and a link whose text
+    is written like a title has the title of its chapter.
+    """
+    titles = {
+        c.name: re.sub(
+            r" *\{#.*\}$",
+            "",
+            "".join(c.cells()[0]["source"]).splitlines()[0].removeprefix("# "),
+        )
+        for c in chapters()
+    }
+    vague = re.compile(
+        r"\b(?:last|next|previous|earlier|later|following) chapters?\b"
+        r"|\bchapters? (?:after next|before)\b"
+        r"|(?:\bthe |\()chapters? (?:on|about|after|\*)",
+        re.I,
+    )
+    found = []
+    for c in chapters():
+        for i, cell in enumerate(c.cells()):
+            if cell["cell_type"] != "markdown":
+                continue
+            text = "".join(cell["source"])
+            bare = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
+            found += [
+                f"{c.name}, cell {i}: {m[0]!r} is no link"
+                for m in vague.finditer(bare)
+            ]
+            found += [
+                f"{c.name}, cell {i}: [{link[1]}] leads to {titles[link[2]]!r}"
+                for link in re.finditer(
+                    r"\[([^\]]+)\]\((\d\w*[\w.]*?)\.ipynb\)", text
+                )
+                if link[1][0].isupper()
+                and link[2] in titles
+                and link[1] != titles[link[2]]
+            ]
+    assert found == [], "\n".join(found)

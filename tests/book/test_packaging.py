@@ -1,0 +1,334 @@
+"The package that users install: what is in the wheel, what an import loads."
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from normalnorm.layers.engines import compiler
+from tools import wheel as packing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def carrying(once, plain_wheel):
+    "The wheel of `make wheel`."
+    if not compiler._levels() or not shutil.which("g++"):
+        pytest.skip("the kernel is carried for Linux on x86-64, made by g++")
+    folder = once(
+        "carrying wheel", lambda making: packing.carrying(plain_wheel, making)
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_hints_name_an_extra_that_there_is_and_no_package_of_an_index():
+    "`normalnorm[…]` would be looked up where the name is not ours."
+    known = set(
+        re.findall(
+            r"(?m)^(\w+)_requirements =",
+            (ROOT / "settings.ini").read_text(encoding="utf-8"),
+        )
+    )
+    asked = set()
+    for path in (ROOT / "normalnorm").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"normalnorm\[\w|pip install normalnorm", text), (
+            path
+        )
+        asked |= set(re.findall(r"to_install\([\"'](\w+)", text))
+    assert {"book", "experiments", "plots", "ray"} <= asked <= known
+
+
+@pytest.mark.book
+def test_wheel(plain_wheel):
+    assert plain_wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(plain_wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(
+            next(n for n in names if n.endswith("METADATA"))
+        ).decode()
+        scripts = archive.read(
+            next(n for n in names if n.endswith("entry_points.txt"))
+        ).decode()
+    assert {
+        "normalnorm/py.typed",
+        "normalnorm/claims.py",
+        "normalnorm/checks/theory/newton.py",
+    } <= set(names)
+    assert any(n.endswith(".npz") for n in names)
+    assert not any(
+        n.startswith(("tests/", "tools/", "nbs/")) or n.endswith(".so")
+        for n in names
+    )
+    assert "normalnorm = normalnorm.cli:main" in scripts
+    required = [
+        line
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra ==" not in line
+    ]
+    assert sorted(
+        line.split(":")[1].split(">")[0].strip() for line in required
+    ) == ["numpy", "scipy", "torch"]
+
+
+@pytest.mark.book
+def test_wheel_that_carries(plain_wheel, carrying):
+    """The same and three files, each for a level and of this very source, with
+    the names of an OpenMP runtime left open; the tag is that of the platform.
+    """
+    with (
+        zipfile.ZipFile(plain_wheel) as before,
+        zipfile.ZipFile(carrying) as after,
+    ):
+        own = "normalnorm/layers/engines/carried/"
+        files = {n: after.read(n) for n in after.namelist() if own in n}
+        about = {
+            n for n in before.namelist() if n.endswith(("/WHEEL", "/RECORD"))
+        }
+        assert {
+            n: before.read(n) for n in before.namelist() if n not in about
+        } == {
+            n: after.read(n)
+            for n in after.namelist()
+            if n not in {*files, *about}
+        }
+        text = after.read(next(n for n in about if "WHEEL" in n)).decode()
+        record = after.read(next(n for n in about if "RECORD" in n)).decode()
+    source = ROOT / packing.KERNEL
+    assert carrying.name.endswith("-py3-none-linux_x86_64.whl")
+    assert (
+        "Tag: py3-none-linux_x86_64\n" in text
+        and text.count("Tag:") == 1
+        and "Root-Is-Purelib: false\n" in text
+    )
+    assert len(files) == 3 and all(name in record for name in files)
+    found = {
+        re.fullmatch(
+            rf"{own}native-{compiler._carried_key(source.read_bytes(), level)}-"
+            rf"{level}-0-[0-9a-f]{{32}}\.so",
+            name,
+        )
+        and level
+        for name in files
+        for level in compiler._LEVELS
+    } - {None}
+    assert found == {*compiler._LEVELS}
+    for content in files.values():
+        assert b"GOMP_parallel" in content and not re.search(
+            rb"lib(gomp|omp|iomp5)\.so", content
+        )
+
+
+LAYERS = r"""
+    import hashlib, re, sys, warnings
+    from pathlib import Path
+    import torch
+    import normalnorm
+    from normalnorm.layers.engines import compiler, native
+    from normalnorm.layers.functional import layer_normal_norm
+
+    level, installed = sys.argv[1:]
+    assert normalnorm.__file__.startswith(installed + "/"), normalnorm.__file__
+    levels = compiler._levels()
+    compiler._levels = lambda: levels[:levels.index(level) + 1]
+    warnings.simplefilter("error")
+    maps = Path("/proc/self/maps")
+    runtimes = lambda: set(re.findall(r"/\S*/lib\w*omp\S*", maps.read_text()))
+    before = runtimes()
+    print(level, native.way())
+    assert before and runtimes() == before
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    small, long = torch.randn(8, 6, 7, 5), torch.randn(16, 3, 32, 32).exp()
+    for name, layer, u in (
+        ("batch", normalnorm.BatchNormalNorm2d(6), small),
+        ("long", normalnorm.BatchNormalNorm2d(3), long),
+        ("last", normalnorm.BatchNormalNorm2d(6),
+         small.to(memory_format=torch.channels_last)),
+        ("layer", normalnorm.LayerNormalNorm((7, 5)), small),
+        ("group", normalnorm.GroupNormalNorm(2, 6), small)):
+        for noise, kind in ((0.0, "scaled"), (0.4, "scaled"), (0.3, "dropout")):
+            layer.noise, layer.noise_kind = noise, kind
+            for training in (True, False):
+                torch.manual_seed(1)
+                out = layer.train(training)(u.requires_grad_())
+                found = [out, *torch.autograd.grad(
+                    out, [u, *layer.parameters()], torch.randn_like(out)),
+                    *layer.buffers()]
+                digest = hashlib.sha256()
+                for t in found:
+                    assert t.isfinite().all()
+                    digest.update(t.detach().contiguous().numpy().tobytes())
+                print(name, noise, kind, training, digest.hexdigest())
+"""
+
+
+@pytest.mark.book
+def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
+    """From the wheel without a compiler, a cache or a word on the error stream,
+    for each level that this processor has; and the very bits that the source
+    gives, compiled by the same compiler.
+    """
+    levels, running = compiler._levels(), {}
+    usual = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("CXX", "NORMALNORM_QUIET", "NORMALNORM_CACHE")
+    }
+
+    def start(level, folder, **environment):
+        script = [sys.executable, "-c", textwrap.dedent(LAYERS)]
+        return subprocess.Popen(
+            [*script, level, str(folder)],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=usual | {"PYTHONPATH": str(folder)} | environment,
+        )
+
+    for level in levels:  # the highest may be in the cache already
+        running[level] = start(
+            level,
+            ROOT,
+            NORMALNORM_QUIET="1",
+            **(
+                {}
+                if level == levels[-1]
+                else {"NORMALNORM_CACHE": str(tmp_path / level)}
+            ),
+        )
+    target = once(
+        "installed wheel",
+        lambda folder: subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--disable-pip-version-check",
+                "--target",
+                str(folder),
+                str(carrying),
+            ],
+            check=True,
+        ),
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for level in levels:
+        done = start(
+            level,
+            target,
+            PATH=str(empty),
+            NORMALNORM_CACHE=str(empty / "cache"),
+        )
+        out, err = done.communicate(timeout=300)
+        assert done.returncode == 0 and err == "", err
+        assert not list(empty.iterdir()) and out.count("\n") == 31
+        wanted, err = running[level].communicate(timeout=600)
+        assert running[level].returncode == 0, err
+        assert out.splitlines() == wanted.splitlines()
+
+
+@pytest.mark.book
+def test_make_wheel(monkeypatch, tmp_path, plain_wheel, capsys):
+    "What it says where it cannot be made; `make help` knows it."
+    monkeypatch.setattr(packing, "plain", lambda folder: plain_wheel)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert packing.main([str(tmp_path / "dist")]) == 1
+    assert "there is no wheel: " in capsys.readouterr().err
+    assert not list((tmp_path / "dist").iterdir())
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^wheel: .*  ## .*\n\t.*-m tools\.wheel$", text, re.M)
+
+
+def test_import_is_light():
+    """`import normalnorm` loads neither torch nor anything heavy; using a layer
+    loads torch, but no development tool and no plotting.
+    """
+    assert (
+        python(
+            "import sys, normalnorm; print('torch' in sys.modules, "
+            "'numpy' in sys.modules)"
+        )
+        == "False False"
+    )
+    unwanted = (
+        "nbdev",
+        "fastcore",
+        "matplotlib",
+        "IPython",
+        "nbformat",
+        "pandas",
+        "sklearn",
+        "scipy",
+        "torchvision",
+        "transformers",
+        "timm",
+        "statsmodels",
+        "numba",
+    )
+    loaded = python(
+        "import sys, torch; before = set(sys.modules); from "
+        "normalnorm import BatchNormalNorm2d; print([m for m in "
+        f"{unwanted} if m in set(sys.modules) - before])"
+    )
+    assert loaded == "[]"
+
+
+def test_weight_decay_knows_layers_that_nothing_has_imported():
+    assert (
+        python(
+            "from torch import nn\n"
+            "from normalnorm.layers.weight_decay import no_weight_decay\n"
+            "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
+        )
+        == "['bias', 'weight']"
+    )
+
+
+def test_version():
+    assert python("import normalnorm; print(normalnorm.__version__)") == "0.1.0"
+
+
+def test_command():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "normalnorm",
+            "verify",
+            "nn-yj-identity",
+            "--mutants",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "mutant rejected" in done.stdout
+
+
+def test_the_readme_example_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.split("```python\n")[1].split("```")[0]
+    assert python(code + "\nprint(tuple(out.shape))") == "(32, 64, 14, 14)"

@@ -1,0 +1,982 @@
+"""The rendered pages as a reader meets them: opened in a browser without a
+network, at the width of a telephone, in light and dark mode.
+"""
+
+import fcntl
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.book
+build = pytest.importorskip(
+    "tools.build", reason="the book's tools are not installed"
+)
+from tools import browser, launch, links, pdf, run  # noqa: E402
+from tools.chapters import ROOT, chapters, renamed  # noqa: E402
+
+needs_browser = pytest.mark.skipif(
+    not browser.chromium(),
+    reason="no Chromium on this machine: pages are not opened",
+)
+HTML = ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def html():
+    """The rendered book.
+
+    Rendered now where that is out of date, by one of the test workers; chapters
+    are not run here.
+    """
+    stale = [c.name for c in chapters() if run.Run(c).stale()]
+    if stale:
+        pytest.skip(f"`make book` first: {', '.join(stale)} must run again")
+    with open(ROOT / "_build" / "rendering.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert build.render(), "the book does not render"
+    return HTML
+
+
+# ---- the book ---------------------------------------------------------------
+
+
+def pages_of(html):
+    # these only forward: to the landing page, or from an old name to a new one
+    forwarding = {
+        html / "index.html",
+        *(html / "nbs" / f"{old}.html" for old in renamed()),
+    }
+    return [p for p in links.pages(html) if p not in forwarding]
+
+
+SCRIPTS = Path(__file__).parents[1] / "browser"
+
+
+@pytest.fixture(scope="session")
+def seen(html, shared_folder):
+    """Page, in the order of the table of contents, then those outside it → what
+    a browser saw at both widths.
+
+    Each page is opened once, for all workers.
+    """
+    listed = [
+        html / f"{file}.html" for _, listed in pdf.parts() for file in listed
+    ]
+    pages = listed + [p for p in pages_of(html) if p not in listed]
+    kept = shared_folder / "pages.json"
+    with open(shared_folder / "pages.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            found = browser.inspect(
+                pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
+            )
+            kept.write_text(
+                json.dumps(
+                    {
+                        p.relative_to(html).as_posix(): report
+                        for p, report in found.items()
+                    }
+                ),
+                encoding="utf-8",
+            )
+    seen = json.loads(kept.read_text(encoding="utf-8"))
+    assert list(seen) == [p.relative_to(html).as_posix() for p in pages]
+    return seen
+
+
+@pytest.fixture
+def asked(seen):
+    """Page of the contents → what it says about its copy buttons and its
+    navigation.
+    """
+    return {
+        Path(file).name + ".html": seen[f"{file}.html"]["answer"]
+        for _, listed in pdf.parts()
+        for file in listed
+    }
+
+
+@needs_browser
+def test_every_page_is_whole_without_a_network(seen):
+    """On a telephone and on a wide screen: equations typeset, figures there and
+    large enough, nothing on the console, no sideways scroll, nothing cut off;
+    on a wide screen no code, output, table or formula wider than the column;
+    contrast in both modes and on paper."""
+    assert {
+        page: report["problems"]
+        for page, report in seen.items()
+        if report["problems"]
+    } == {}
+    assert (
+        sum(r["equations"] for r in seen.values()) > 100
+        and sum(r["figures"] for r in seen.values()) > 5
+    )
+
+
+@needs_browser
+def test_copy_buttons_copy_the_code(asked):
+    """Each block of code has one; examples are copied without their prompts and
+    output.
+    """
+    assert {
+        name: report["wrong"]
+        for name, report in asked.items()
+        if report["wrong"]
+    } == {}
+    assert sum(report["blocks"] for report in asked.values()) > 300
+
+
+@needs_browser
+def test_navigation(asked):
+    """Previous and next follow the table of contents; each page has its
+    sections beside it, search, and its notebook; no launch button without a
+    repository.
+    """
+    names = list(asked)
+    assert [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [
+        []
+    ]
+    assert [r["previous"] for r in asked.values()] == [[]] + [
+        [n] for n in names[:-1]
+    ]
+    launched = (
+        {f"{c.name}.html" for c in launch.tutorials()}
+        if launch.repository()
+        else set()
+    )
+    for name, r in asked.items():
+        assert len(r["contents"]) >= r["sections"] and r["search"], name
+        assert [Path(link).stem for link in r["downloads"]] == [
+            Path(name).stem
+        ], name
+        assert len(r["launch"]) == (2 if name in launched else 0), name
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "words, page",
+    [
+        ("Newton step", "220_theory.newton.html"),
+        ("BatchNormalNorm2d", "240_layers.normality.html"),
+        ("misprint", "920_errata.html"),
+    ],
+)
+def test_search_finds(html, words, page):
+    "Without a server and without a network."
+    address = (html / "search.html").as_uri() + f"?q={words.replace(' ', '+')}"
+    assert any(
+        page in result
+        for result in browser.ask([address], SCRIPTS / "search.js")[address]
+    )
+
+
+def test_each_notebook_can_be_downloaded_and_run(html):
+    """The files that the pages offer: valid, without outputs and directives;
+    code that Python can read.
+    """
+    nbformat = pytest.importorskip("nbformat")
+    for c in chapters():
+        notebook = nbformat.reads(
+            (html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(
+                encoding="utf-8"
+            ),
+            as_version=4,
+        )
+        nbformat.validate(notebook)
+        assert notebook == nbformat.from_dict(launch.download(c)), c.name
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert all(
+            not cell.outputs and cell.execution_count is None for cell in code
+        ), c.name
+        for cell in code:
+            assert not cell.source.startswith("#|"), c.name
+            compile(
+                re.sub(
+                    r"^(\s*)[%!][%\w].*$", r"\1pass", cell.source, flags=re.M
+                ),
+                c.name,
+                "exec",
+            )
+
+
+def test_folded_code_on_a_page(html):
+    """The verdict, then the code behind a line that says what it is; what is
+    exported behind its signature; nothing of a check is seen unfolded.
+    """
+    page = pytest.importorskip("bs4").BeautifulSoup(
+        (html / "nbs/220_theory.newton.html").read_text(encoding="utf-8"),
+        "html.parser",
+    )
+    checks = page.select("details.fold-check")
+    assert len(checks) > 5 and not page.select("details[open]")
+    for fold in checks:
+        assert fold.find_previous_sibling(class_="cell_output").select(
+            "p.claim"
+        )
+        assert fold.summary.get_text().startswith("code of the ")
+        assert "@claim" in fold.pre.get_text()
+    assert any(
+        "newton_lambda(" in code.get_text()
+        for code in page.select("details.fold-export > summary > code")
+    )
+    for fold in page.select("details"):
+        fold.decompose()
+    assert "@claim" not in page.select_one("article").get_text()
+
+
+def in_words(page: str) -> str:
+    "A page without code, scripts and what is typeset."
+    page = re.sub(r"<!--.*?-->", "", page, flags=re.S)
+    for element in ("pre", "script", "style", "code", "span", "div"):
+        which = (
+            r' class="[^"]*\bmath\b[^"]*"'
+            if element in ("span", "div")
+            else r"\b"
+        )
+        page = re.sub(
+            rf"<{element}{which}[^>]*>.*?</{element}>", "", page, flags=re.S
+        )
+    return page
+
+
+def untypeset(page: str) -> list[str]:
+    "Formulas between dollars that no writer has taken for formulas."
+    return re.findall(
+        r"\$(?! )[^$<>]*[A-Za-z\\][^$<>]*(?<! )\$", in_words(page)
+    )
+
+
+def unresolved(page: str) -> list[str]:
+    "References and citations as they are typed: an output's are not followed."
+    return re.findall(
+        r"@(?:eq|fig|tbl|sec|thm|exr|prp|lem|cor|def)-[\w-]+"
+        r"|\[@\w+",
+        unescape(in_words(page)),
+    )
+
+
+def test_nothing_is_left_as_it_was_typed(html):
+    assert untypeset("<td>$d^2$</td> <code>$PATH $HOME</code> 3 $ and $4") == [
+        "$d^2$"
+    ]
+    assert unresolved(
+        "<p>by &#64;eq-a-b [@welch1947] <code>@eq-c</code> a@b.c"
+    ) == ["@eq-a-b", "[@welch1947"]
+    found = {
+        p.name: found
+        for p in pages_of(html)
+        if (
+            found := untypeset(text := p.read_text(encoding="utf-8"))
+            + unresolved(text)
+        )
+    }
+    assert found == {}
+
+
+def test_internal_links_lead_somewhere(html):
+    assert links.broken(html) == []
+
+
+def test_nothing_is_loaded_from_a_network(html):
+    assert links.loaded_from_network(html) == []
+
+
+def test_a_new_style_reaches_the_pages(tmp_path):
+    """Sphinx alone would neither copy a changed style sheet nor write the pages
+    again that refer to it.
+    """
+    for folder in ("_static", "_build/html/_static", "_build/html/nbs"):
+        (tmp_path / folder).mkdir(parents=True)
+    page = tmp_path / "_build/html/nbs/a.html"
+    for built, stays in (("a {}", True), ("b {}", False)):
+        page.write_text("page")
+        (tmp_path / "_static/x.css").write_text("a {}")
+        (tmp_path / "_build/html/_static/x.css").write_text(built)
+        build.forget_pages_of_another_style(tmp_path)
+        assert page.exists() == stays
+
+
+def test_a_renamed_chapter_leaves_nothing(tmp_path):
+    """Neither page nor copy; a chapter that is still listed, pages that are no
+    notebooks, and what is nobody's stay.
+    """
+    (tmp_path / "_toc.yml").write_text(
+        "root: nbs/index\nparts:\n  - chapters:\n"
+        "      - file: nbs/230_layers.core\n      - file: nbs/api\n",
+        encoding="utf-8",
+    )
+    gone, stays = (
+        [],
+        [
+            "executed/notes.txt",
+            "html/nbs/index.html",
+            "html/nbs/api.html",
+            "html/_sources/nbs/api.md",
+            "html/genindex.html",
+            "html/_static/230_old.html",
+            "html/nbs/folder.html/x",
+        ],
+    )
+    for folder, suffixes in build.LEFT_BY_A_BUILD.items():
+        for suffix in suffixes:
+            gone += [
+                f"{folder}/230_layers.functional{suffix}",
+                f"{folder}/230_layers{suffix}",
+            ]
+            stays.append(f"{folder}/230_layers.core{suffix}")
+    for name in gone + stays:
+        path = tmp_path / "_build" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    assert sorted(build.remove_leftovers(tmp_path)) == sorted(gone)
+    left = {
+        p.relative_to(tmp_path / "_build").as_posix()
+        for p in (tmp_path / "_build").rglob("*")
+        if p.is_file()
+    }
+    assert left == set(stays) and build.remove_leftovers(tmp_path) == []
+
+
+def test_a_chapter_has_one_number(html):
+    "That of its file: in headings, figures, theorems and equations."
+    seen = 0
+    for c in chapters():
+        number = re.match(r"\d+(?=_)", c.name)
+        if not number or number[0].startswith("9"):  # no numbered appendix
+            continue
+        page = (html / "nbs" / f"{c.name}.html").read_text(encoding="utf-8")
+        article = page[page.index("<article") : page.index("</article>")]
+        found = re.findall(
+            r'class="(?:section-number|eqno|caption-number)">[^<\d]*(\d+)[.]',
+            article,
+        )
+        assert found and set(found) == {number[0]}, (c.name, set(found))
+        assert f">{number[0]}. " in page
+        seen += len(found)
+    assert seen > 1000
+
+
+def test_the_book_has_the_pages_of_its_contents_only(html):
+    toc = build.table_of_contents()
+    listed = {
+        Path(file).name
+        for file in (
+            toc["root"],
+            *(
+                entry["file"]
+                for part in toc["parts"]
+                for entry in part["chapters"]
+            ),
+        )
+    }
+    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed | set(
+        renamed()
+    )
+
+
+def test_old_names_lead_to_the_new_pages(html):
+    for old, new in renamed().items():
+        page = html / "nbs" / f"{old}.html"
+        assert set(links.read(page).links) == {f"{new}.html"}
+        assert not links.missing(page, f"{new}.html")
+
+
+def test_a_page_under_an_old_name(tmp_path):
+    """It is written over what an earlier build left there, and stays; it leads
+    to the chapter with scripts and without.
+    """
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs" / "renamed.csv").write_text(
+        "old,new\n230_layers.old,240_layers.core\n"
+    )
+    (tmp_path / "_toc.yml").write_text(
+        "root: nbs/index\nparts:\n  - chapters:\n"
+        "      - file: nbs/240_layers.core\n",
+        encoding="utf-8",
+    )
+    build.write_redirects(tmp_path)  # before the first build: nothing
+    page = tmp_path / "_build/html/nbs/230_layers.old.html"
+    assert not page.exists()
+    page.parent.mkdir(parents=True)
+    page.write_text("the chapter, as an earlier build rendered it")
+    assert build.remove_leftovers(tmp_path) == ["html/nbs/230_layers.old.html"]
+    for _ in range(2):
+        build.write_redirects(tmp_path)
+        assert build.remove_leftovers(tmp_path) == []
+    (page.parent / "240_layers.core.html").write_text("<i id='sec-a'></i>")
+    assert links.broken(tmp_path / "_build/html") == []
+    (page.parent / "240_layers.core.html").unlink()
+    assert len(links.broken(tmp_path / "_build/html")) == 1
+
+
+@needs_browser
+def test_an_old_address_arrives_at_its_place(tmp_path):
+    (tmp_path / "old.html").write_text(build.REDIRECT.format(new="new"))
+    (tmp_path / "new.html").write_text(
+        "<!DOCTYPE html><p>The new page</p><i id='sec-a'></i>"
+        "<script>document.body.append(' at ' + location.hash)</script>"
+    )
+    found = subprocess.run(
+        browser.command(
+            browser.chromium(),
+            tmp_path / "profile",
+            "--dump-dom",
+            (tmp_path / "old.html").as_uri() + "#sec-a",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert "The new page" in found and " at #sec-a" in found
+
+
+# ---- broken examples --------------------------------------------------------
+
+MATHJAX = (
+    Path(find_spec("sphinx-mathjax-offline").origin).parent
+    / "static/mathjax/tex-chtml.js"
+)
+HEAD = f"""<!DOCTYPE html><html data-theme="light"><head><meta charset="utf-8">
+<script>window.MathJax = {{options: {{processHtmlClass: "math"}}}}</script>
+    <script defer src="{MATHJAX.as_uri()}"></script>
+<style>:root {{ --pst-color-text-base: #111 }} body {{
+    color: var(--pst-color-text-base) }}
+[data-theme=dark] {{ background: #111;
+    --pst-color-text-base: #eee }} @media print {{
+    [data-theme] {{ background: none; --pst-color-text-base: #111 }} }}</style>
+    </head>"""
+SVG = (
+    '<svg class="figure-svg" width="60" height="20"><path d="M0 0L60 20" '
+    'style="stroke: {}"/><path d="M0 0" style="fill: none; stroke: '
+    'var(--pst-color-text-base)"/></svg>'
+)
+GOOD = (
+    "<p>Text and <span class='math'>\\(x^2\\)</span></p><div style='width: "
+    "60px; overflow-x: auto; border: 1px solid'><p style='white-space: "
+    "nowrap'>long, but it scrolls</p></div><h1 style='color: #888'>large "
+    "text</h1>" + SVG.format("red")
+)
+# Boxes that reach out of what clips them, as the boxes of formulas do, with
+# nothing painted there.
+NOMINAL = (
+    "<div style='overflow: hidden; height: 30px'><i style='float: left; "
+    "height: 60px; width: 1px'></i><span "
+    "class='math'>\\(x_2\\)</span></div><p><span class='math' "
+    "style='display: inline-block; overflow: auto hidden; "
+    "padding-block: 9px; margin-block: -9px; line-height: 9px; "
+    "scrollbar-width: none'>\\(x^2\\)<i style='display: inline-block; "
+    "height: 50px; margin-bottom: -30px; width: 1px; vertical-align: "
+    "top'></i></span></p><div style='overflow: hidden; height: 16px; "
+    "font: 20px/16px serif'>aceno</div>"
+)
+BROKEN = {
+    "scrolls sideways: 908 px: div": "<div style='width: 900px'>wide</div>",
+    "TeX error": "<span class='math'>\\(\\nosuchcommand\\)</span>",
+    "Missing argument": "<span class='math'>\\(\\frac{1}\\)</span>",
+    "not typeset": "<span class='math'>no formula</span>",
+    "figure missing": "<img src='nowhere.png'>",
+    "figure missing: svg": "<svg class='figure-svg' style='display: "
+    "none'></svg>",
+    "figure too small: 0.50 of its size": "<svg class='figure-svg' "
+    "style='--natural: 90pt; width: "
+    "60px; height: 20px'></svg>",
+    "console: Uncaught Error: oops": "<script>setTimeout(() => { throw new "
+    "Error('oops') })</script>",
+    "dark mode: text": "<p style='color: #111'>ink on a dark page</p>",
+    "light mode: text": "<p style='background: black'>ink on a black box</p>",
+    "light mode: formula": "<p style='background: black'><span "
+    "class='math'>\\(x\\)</span></p>",
+    "light mode: figure ink": "<div style='background: black'>"
+    + SVG.format("red")
+    + "</div>",
+    "light mode: text rgb(119, 119, 119)": "<p style='color: #777'>4.48 is not "
+    "enough</p>",
+    "dark mode: text rgb(255, 255, 255)": "<p style='color: #fff; opacity: "
+    "0.4'>half transparent</p>",
+    "print from dark mode: text": "<p style='color: #eee; background: "
+    "#111'>pale ink</p>",
+    "print from light mode: text": "<style>@media print { .pale { color: #ddd "
+    "} }</style><p class='pale'>pale on paper "
+    "only</p>",
+    "cut off: p": "<div style='width: 60px; overflow: hidden'><p "
+    "style='white-space: nowrap'>much longer than its "
+    "box</p></div>",
+    "cut below: div": "<div style='height: 12px; overflow: "
+    "hidden'>one<br>two</div>",
+    "cut below: mjx-math": "<p><span class='math' style='display: "
+    "inline-block; overflow: auto "
+    "hidden; height: 14px'>\\(\\displaystyle\\frac{x^2}{y_2}\\)</span></p>",
+    "cut above: mjx-math": "<div style='overflow: hidden; height: 90px'><p "
+    "style='margin-top: "
+    "-12px'><span "
+    "class='math'>\\(\\displaystyle\\sum_i^n\\)</span></p></div>",
+    "cut below: p": "<div style='overflow: hidden; height: 22px; font: "
+    "20px/30px serif'><p style='margin: 0'>gjpqy</p></div>",
+    "a scrollbar within a line": "<p>a <span style='display: inline-block; "
+    "width: 60px; overflow-x: auto; overflow-y: "
+    "hidden; white-space: nowrap'>long "
+    "formula</span>, b</p>",
+    "a scrollbar for 3 px": "<div style='height: 60px; overflow: auto'><div "
+    "style='height: 63px'>high</div></div>",
+    "an empty line": "<h2 style='width: 60px'>wide<a class='headerlink' "
+    "style='display: block'>#</a></h2>",
+    "sticks out of its box": "<div style='width: 60px; border: 1px solid'><p "
+    "style='white-space: nowrap'>much longer than its "
+    "box</p></div>",
+    "wider than the column by": "<pre style='overflow-x: auto'>"
+    + "x" * 300
+    + "</pre>",
+    "wider than the column by 2": "<div class='math' style='overflow-x: auto; "
+    "width: 60px'><i style='display: "
+    "inline-block; width: 262px'></i>"
+    "\\(x\\)</div>",
+    "px: table": "<table style='display: block; overflow-x: auto; width: "
+    "60px'><tr><td><p style='width: 99px'>x</table>",
+    "asks the network": "<script>fetch('https://example.org/x').catch(() => "
+    "0)</script>",
+}
+
+
+@needs_browser
+def test_a_broken_page_is_noticed(tmp_path):
+    examples = {
+        tmp_path / "good.html": "",
+        tmp_path / "nominal.html": NOMINAL,
+    } | {tmp_path / f"broken{i}.html": words for i, words in enumerate(BROKEN)}
+    for path, words in examples.items():
+        path.write_text(
+            f"{HEAD}<body><article>{GOOD}"
+            f"{BROKEN.get(words, words)}</article></body></html>"
+        )
+    found = browser.inspect(list(examples), (browser.WIDTH, 1280))
+    assert (
+        found[tmp_path / "broken0.html"]["problems"][0].startswith(
+            f"{browser.WIDTH} px: "
+        )
+        and len(found[tmp_path / "broken0.html"]["problems"]) == 1
+    )
+    good = found.pop(tmp_path / "good.html")
+    assert good == {"equations": 1, "figures": 1, "problems": []}
+    assert found.pop(tmp_path / "nominal.html") == {
+        "equations": 3,
+        "figures": 1,
+        "problems": [],
+    }
+    for path, report in found.items():
+        assert any(examples[path] in p for p in report["problems"]), (
+            f"{examples[path]}: {report}"
+        )
+
+
+def test_broken_links_are_noticed(tmp_path):
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static/page.html").write_text("<a href='{{ template }}'>")
+    (tmp_path / "_static/a.css").write_text(
+        "@import url('https://example.org/font.css'); a { background: "
+        "url(here.png) }"
+    )
+    (tmp_path / "b c.html").write_text("<h1 id='top'>B</h1><a name='old'></a>")
+    (tmp_path / "a.html").write_text("""<link rel="next" href="b%20c.html">
+    <link rel="stylesheet" href="_static/a.css"><p id="here">
+        <a href="#here">1</a> <a href="b%20c.html#top">2</a>
+            <a href="b%20c.html?q=1#old">3</a> <a href="#">4</a>
+            <a href="mailto:x@example.org">5</a>
+        <a href="https://example.org/">out</a>
+            <a href="//example.org/cdn">out</a>
+            <img src="data:image/png;base64,AA">
+        <a href="gone.html">6</a> <a href="#gone">7</a>
+            <a href="b%20c.html#gone">8</a>
+            <a href="https://example.invalid/x">9</a>
+        <img src="gone.png">
+        <script src="https://example.org/x.js"></script>""")
+    assert links.broken(tmp_path) == [
+        "a.html: gone.html does not exist",
+        "a.html: #gone has no such anchor",
+        "a.html: b%20c.html#gone has no such anchor",
+        "a.html: https://example.invalid/x is a placeholder",
+        "a.html: gone.png does not exist",
+    ]
+    assert list(links.external(tmp_path)) == [
+        "https://example.org/",
+        "https://example.org/cdn",
+        "https://example.invalid/x",
+        "https://example.org/x.js",
+    ]
+    assert links.loaded_from_network(tmp_path) == [
+        "a.html: https://example.org/x.js",
+        "_static/a.css: https://example.org/font.css",
+    ]
+
+
+# ---- notebooks that leave the book ------------------------------------------
+
+
+@pytest.fixture
+def public(tmp_path):
+    "A checkout whose settings name a repository on GitHub."
+    for name in ("_toc.yml", "references.bib"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "results/coins/book").mkdir(parents=True)
+    (tmp_path / "results/coins/book/a.json").write_text("{}")
+    settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    (tmp_path / "settings.ini").write_text(
+        re.sub(
+            r"(?m)^git_url = .*",
+            "git_url = https://github.com/owner/re.po",
+            settings,
+        ),
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "address, repository",
+    [
+        ("https://github.com/owner/repo", "owner/repo"),
+        ("https://github.com/owner/repo.git", "owner/repo"),
+        ("https://github.com/owner/repo/", "owner/repo"),
+        ("https://example.invalid/normalnorm", None),
+        ("https://gitlab.com/owner/repo", None),
+        ("https://github.com/owner", None),
+        ("", None),
+    ],
+)
+def test_the_repository_is_read_from_the_settings(
+    tmp_path, address, repository
+):
+    (tmp_path / "settings.ini").write_text(
+        f"[DEFAULT]\nversion = 1.2\ngit_url = {address}\n"
+    )
+    assert launch.repository(tmp_path) == repository
+    assert bool(launch.theme_options(tmp_path)) == bool(repository)
+    if not repository:
+        with pytest.raises(ValueError, match="names no repository"):
+            launch.write(tmp_path / "out", root=tmp_path)
+
+
+def test_what_colab_and_binder_open(public, tmp_path):
+    """Each chapter with a cell that installs the package at the tag; Binder's
+    requirements; no appendix.
+    """
+    written = launch.write(tmp_path / "out", root=public)
+    names = {p.relative_to(tmp_path / "out").as_posix() for p in written}
+    others = {
+        "binder/requirements.txt",
+        "binder/runtime.txt",
+        "README.md",
+        "nbs/results/coins/book/a.json",
+    }
+    assert (
+        names
+        == {
+            f"nbs/{c.name}.ipynb"
+            for c in chapters()
+            if not c.name.startswith("9")
+        }
+        | others
+    )
+    wanted = (
+        "normalnorm[book] @ "
+        f"git+https://github.com/owner/re.po@v{launch.settings()['version']}"
+    )
+    assert (
+        wanted
+        in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
+    )
+    first = json.loads(
+        (tmp_path / "out/nbs/220_theory.newton.ipynb").read_text()
+    )["cells"][0]
+    assert (
+        first["cell_type"] == "code"
+        and f'%pip install --quiet "{wanted}"' in first["source"]
+    )
+    launch.write(tmp_path / "out", "abc123", root=public)
+    assert (
+        "re.po@abc123" in (tmp_path / "out/binder/requirements.txt").read_text()
+    )
+
+
+class Page:
+    "What the extension needs of Sphinx."
+
+    def __init__(self, root):
+        self.srcdir, self.html_theme_options = (
+            str(root),
+            {"navbar_persistent": []},
+        )
+
+
+@pytest.mark.parametrize(
+    "page, launches",
+    [
+        ("nbs/220_theory.newton", True),
+        ("nbs/910_what_was_checked", False),
+        ("nbs/api", False),
+    ],
+)
+def test_launch_buttons_only_where_something_can_be_opened(
+    public, page, launches
+):
+    app = Page(public)
+    launch.configure(app, app)
+    assert (
+        app.html_theme_options["repository_branch"] == "notebooks"
+        and "colab_url" in app.html_theme_options["launch_buttons"]
+    )
+    context = {
+        "header_buttons": [
+            {"label": "launch-buttons", "buttons": []},
+            {
+                "label": "download-buttons",
+                "buttons": [
+                    {"label": "download-source-button", "text": ".ipynb"}
+                ],
+            },
+        ]
+    }
+    launch.page_buttons(app, page, "", context, None)
+    assert [b["label"] for b in context["header_buttons"]] == [
+        "launch-buttons"
+    ] * launches + ["download-buttons"]
+    private = Page(ROOT)
+    launch.configure(private, private)
+    assert launch.repository() or private.html_theme_options == {
+        "navbar_persistent": []
+    }
+
+
+def test_outputs_are_sentences_tables_or_figures(html):
+    "No cell shows a value as Python writes it, in quotes, braces or brackets."
+    assert {
+        p.name: len(
+            re.findall(
+                'class="output text_plain', p.read_text(encoding="utf-8")
+            )
+        )
+        for p in pages_of(html)
+        if 'class="output text_plain' in p.read_text(encoding="utf-8")
+    } == {}, "print it in words"
+
+
+# ---- the print --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "link, printed",
+    [
+        ("#top", "#220_theory-newton--top"),
+        ("b.html", "#b"),
+        ("b.html#x", "#b--x"),
+        ("../nbs/b.html", "#b"),
+        ("https://example.org/a", "https://example.org/a"),
+        ("../_sources/nbs/b.ipynb", None),
+        ("gone.html", None),
+    ],
+)
+def test_links_of_the_print(link, printed):
+    assert (
+        pdf.relink(
+            link, "nbs/220_theory.newton", {"nbs/220_theory.newton", "nbs/b"}
+        )
+        == printed
+    )
+
+
+def test_anchors_of_the_print_do_not_meet():
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
+        "clip-path='url(#c)'/><use xlink:href='#g'/><image "
+        "xlink:href='data:image/png;base64,AA'/></svg>",
+        "html.parser",
+    )
+    pdf.rename_anchors(soup, "nbs/b")
+    assert (
+        str(soup) == "<svg><style>#b--s .a { fill: url(#b--g) }</style><g "
+        'clip-path="url(#b--c)" id="b--g"></g><use '
+        'xlink:href="#b--g"></use><image '
+        'xlink:href="data:image/png;base64,AA"/></svg>'
+    )
+
+
+@needs_browser
+def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
+    """Two articles on pages of their own, printed: the contents say where each
+    is, their links lead there, and so do the bookmarks. What is not printed is
+    named.
+    """
+    pikepdf = pytest.importorskip("pikepdf")
+    soup = pytest.importorskip("bs4").BeautifulSoup
+    monkeypatch.setattr(pdf, "BOOK", tmp_path / "book.html")
+    monkeypatch.setattr(pdf, "CONTENTS", tmp_path / "contents.html")
+    monkeypatch.setattr(pdf, "PDF", tmp_path / "out.pdf")
+    monkeypatch.setattr(
+        pdf,
+        "head",
+        lambda: "<style>article, nav { break-before: page }</style>",
+    )
+    listed = [
+        ("", ["nbs/a"]),
+        ("Part I", ["nbs/b"]),
+        ("Part 7", ["nbs/710_c", "nbs/720_d"]),
+    ]
+    monkeypatch.setattr(pdf, "parts", lambda: listed)
+    monkeypatch.setattr(pdf, "HTML", tmp_path)
+    (tmp_path / "nbs").mkdir()
+    for name, heading in ("710_c", "<code>C</code>"), ("720_d", "D"):
+        (tmp_path / f"nbs/{name}.html").write_text(
+            f'<h1 id="x">{heading}<a class="headerlink" href="#x">#</a></h1>'
+        )
+    articles = {
+        f"nbs/{name}": soup(
+            f'<article class="bd-article" id="{name}"><h1>{name.upper()}'
+            "</h1><p>Words.</p></article>",
+            "html.parser",
+        ).article
+        for name in "ab"
+    }
+    count, seconds = pdf.print_book(articles)
+    assert count == 4 and set(seconds) == {"print", "contents"}
+    with pikepdf.open(tmp_path / "out.pdf") as made:
+        assert pdf.page_numbers(made) == {"a": 3, "b": 4}
+        assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
+        with made.open_outline() as outline:
+            assert [x.title for x in outline.root] == ["A", "Part I"]
+            assert outline.root[1].children[0].title == "B"
+    numbers = re.findall(
+        r'class="page">(\d+)<', (tmp_path / "contents.html").read_text()
+    )
+    assert numbers == ["3", "4"]
+    assert (
+        '<p class="unprinted">On the pages only: <code>C</code> · D</p>'
+        in (tmp_path / "contents.html").read_text()
+    )
+
+
+def test_what_the_print_shows_of_folded_code():
+    """A check is its verdict and its file, an export and a piece of C++ their
+    line, any other code nothing.
+    """
+    fold = (
+        "<details class='fold fold-{0}'><summary><code>{0}(x)</code> Words."
+        "</summary><pre>code of {0}</pre></details>"
+    ).format
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<div class='cell'><p class='claim'>a holds</p>"
+        f"<p class='claim'>b holds</p>{fold('check')}</div>"
+        + "".join(
+            f"<div class='cell'>{fold(kind)}</div>"
+            for kind in ("check", "export", "cpp", "figure", "code")
+        ),
+        "html.parser",
+    )
+    pdf.replace_folds(soup, pdf.checks_of("nbs/220_theory.newton"))
+    assert soup.get_text(" ", strip=True) == (
+        "a holds b holds code: normalnorm/checks/theory/newton.py "
+        "export(x) Words. cpp(x) Words."
+    )
+    assert len(soup.select("p.fold-line > code")) == 2
+
+
+@pytest.mark.parametrize(
+    "summary, printed",
+    [
+        ("<code>f(x)</code> What, of <code>_g</code>.", True),
+        ("imports", False),
+        ("<code>_f(x)</code> As <code>g</code>.", False),
+    ],
+)
+def test_an_export_without_a_public_name_is_not_printed(summary, printed):
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<div class='module-label'>m</div><div class='cell'><details "
+        f"class='fold fold-export'><summary>{summary}</summary></details>"
+        "</div>",
+        "html.parser",
+    )
+    pdf.replace_folds(soup, "")
+    assert (
+        bool(soup.select(".fold-line"))
+        == printed
+        == bool(soup.select(".module-label"))
+    )
+
+
+def test_figures_and_tables_of_the_print():
+    """A figure has the least legible size, one to drag its still form; only a
+    long table is set smaller.
+    """
+    soup = pytest.importorskip("bs4").BeautifulSoup(
+        "<svg class='figure-svg' style='--natural: 500pt; width: 500pt; "
+        "max-width: 100%'></svg><div class='live'>x</div><div class='still'>"
+        "<svg style='width:300pt;max-width:100%'></svg></div>"
+        + "".join(f"<table>{'<tr></tr>' * n}</table>" for n in (12, 13)),
+        "html.parser",
+    )
+    pdf.size_for_paper(soup)
+    assert [e["style"] for e in soup.find_all("svg")] == [
+        "--natural: 500pt; width: 300.0pt; max-width: 100%",
+        "width: 180.0pt;max-width:100%",
+    ]
+    assert not soup.select(".live")
+    assert [e.get("class") for e in soup.find_all("table")] == [None, ["long"]]
+
+
+def test_an_article_is_read_without_folded_code():
+    page = (
+        '<p>x</p><article class="bd-article"><p>y</p><details class="fold '
+        'fold-code"><summary>s</summary>\n<pre>gone</pre></details>'
+        '<details class="a"><pre><span class="n">a</span><span class="k">b'
+        "</span></pre></details></article><p>x</p>"
+    )
+    assert pdf.lighten(page) == (
+        '<article class="bd-article"><p>y</p><details class="fold fold-code">'
+        '<summary>s</summary></details><details class="a"><pre>a<span '
+        'class="k">b</span></pre></details></article>'
+    )
+
+
+def test_the_print_leaves_out_what_is_looked_up():
+    """The workshop, the ledger's tables and the API; every other page is in,
+    in the book's order.
+    """
+    pages, kept = (
+        [page for _, listed in found for page in listed]
+        for found in (pdf.parts(), pdf.printed())
+    )
+    out = [page for page in pages if page not in kept]
+    assert kept == [page for page in pages if page not in out]
+    assert {page for page in out if not page.startswith("nbs/7")} == {
+        "nbs/910_what_was_checked",
+        "nbs/915_coverage",
+        "nbs/api",
+    }
+    assert len(out) > 20 and not any(p.startswith("nbs/7") for p in kept)
+    for c in chapters():
+        if any("#| check" in source for source in c.code_cells()):
+            assert (ROOT / pdf.checks_of(f"nbs/{c.name}")).exists(), c.name
+
+
+def test_the_print_that_was_measured_meets_its_goals():
+    """400 pages and 25 MB in type of 9.5 points: the recorded print, and the
+    style that it was printed in.
+    """
+    made = json.loads(pdf.RECORD.read_text(encoding="utf-8"))
+    assert made["pages"] <= 400 and made["megabytes"] <= 25, (
+        "python -m tools.pdf --record prints and measures again",
+        made,
+    )
+    assert {"date", "commit", "processor", "browser", "load"} <= set(made)
+    assert sum(made["phases"].values()) == pytest.approx(made["seconds"], abs=2)
+    size = re.search(
+        r"^html \{ font-size: ([\d.]+)px; \}$",
+        pdf.PRINT.read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert 0.75 * float(size[1]) >= 9.5

@@ -1,0 +1,1346 @@
+"""The interactive figures: self-contained, the same bytes at each build, and
+what a browser shows is what torch and scipy compute.
+"""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+pytestmark = pytest.mark.book
+plt = pytest.importorskip(
+    "matplotlib.pyplot", reason="matplotlib is not installed"
+)
+tools = pytest.importorskip(
+    "tools.run", reason="the book's tools are not installed"
+)
+from normalnorm import plots  # noqa: E402
+from normalnorm.analysis.gaussianity import qq_r2  # noqa: E402
+from normalnorm.experiments import data  # noqa: E402
+from normalnorm.theory.power_transform import (  # noqa: E402
+    yeo_johnson,
+    yeo_johnson_nll,
+)
+from tools.browser import expression  # noqa: E402
+from tools.chapters import chapter  # noqa: E402
+
+CHROMIUM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+browser = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no Chromium found: what the interactive "
+    "figures show is not checked",
+)
+LAMBDAS = (-1.0, -0.35, 0.0, 0.01, 0.58, 1.0, 1.5, 1.99, 2.0)
+BENT = [*({"": lmbda} for lmbda in LAMBDAS), "button[data-to=best]"]
+FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
+
+
+# the chapters that have a figure to drag
+DRAGGED = (
+    "010_in_ten_minutes",
+    "020_how_to_read",
+    "112_theory.game",
+    "140_analysis.gaussianity",
+    "210_theory.power_transform",
+    "220_theory.newton",
+    "228_layers.noise",
+    "246_epsilon_in_practice",
+    "250_theory.whitening",
+    "262_theory.lambert",
+    "320_theory.geometry",
+    "330_normalizers_at_a_glance",
+    "350_theory.correlation_map",
+    "365_scale_in_training",
+    "410_layers.proxy",
+    "502_analysis.attenuation",
+    "504_analysis.robustness",
+    "510_experiments.recipes.first",
+    "720_plots",
+    "755_experiments.statistics",
+)
+
+
+def fragments(name):
+    "The widgets in the executed chapter."
+    run = tools.ensure(chapter(name))
+    found = [
+        text
+        for cell in json.loads(run.notebook.read_text(encoding="utf-8"))[
+            "cells"
+        ]
+        for output in cell.get("outputs", [])
+        if 'class="live"'
+        in (text := "".join(output.get("data", {}).get("text/html", "")))
+    ]
+    assert found
+    return found
+
+
+def fragment(name="210_theory.power_transform"):
+    (found,) = fragments(name)
+    return found
+
+
+def open_page(body, script, folder, *arguments):
+    """What the function of `browser/SCRIPT.js` returns on a page with this
+    body, where no script may fail.
+    """
+    page = folder / "page.html"
+    call = expression(Path(__file__).parents[1] / "browser" / f"{script}.js")
+    report = (
+        "<pre id='report'></pre><script>document.getElementById('report')"
+        ".textContent = JSON.stringify({errors, value: "
+        f"({call})(...{json.dumps(arguments)})}});</script>"
+    )
+    watch = (
+        "<script>const errors = []; addEventListener('error', e => "
+        "errors.push(e.message)); const before = "
+        "Object.keys(window);</script>"
+    )
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><body>{watch}{body}{report}",
+        encoding="utf-8",
+    )
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    dom = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    answer = json.loads(
+        html.unescape(
+            re.search(r"<pre id=\"report\">(.*?)</pre>", dom, re.S)[1]
+        )
+    )
+    assert answer["errors"] == []
+    return answer["value"]
+
+
+def drag(text, steps, folder, figure=0):
+    """What a figure shows after each step, sliders by name or the selector of a
+    button: outputs by name, sliders, the paths of each panel.
+    """
+    return open_page(text, "drag", folder, steps, figure)
+
+
+def sliders(cases, *names):
+    "The steps that set these sliders to the values of each case."
+    return [dict(zip(names, case)) for case in cases]
+
+
+def check_figure(
+    text, check, steps, folder, wrong, *, figure=0, noticed=AssertionError
+):
+    """`check` accepts what the figure shows, and refuses what it shows by each
+    wrong formula: a pair of what its script says, once, and what stands
+    instead.
+    """
+    check(drag(text, steps, folder, figure))
+    for right, other in wrong:
+        assert text.count(right) == 1, right
+        shown = drag(text.replace(right, other), steps, folder, figure)
+        with pytest.raises(noticed):
+            check(shown)
+
+
+def numbers(text):
+    return [
+        float(n) for n in re.findall(r"[-−]?\d+\.\d+", text.replace("−", "-"))
+    ]
+
+
+def coordinates(d):
+    "The points of an SVG path in the units of its panel."
+    return [
+        tuple(map(float, pair.split()))
+        for pair in d.lstrip("M").replace("h0", "").replace("M", "L").split("L")
+    ]
+
+
+def sample():
+    "The sample of the chapter, from the data and not from the page."
+    images, labels = data.load("fashion", "train")
+    ink = images.double().mean((1, 2, 3))
+    x = ink[labels == data.info("fashion").classes.index("trouser")]
+    return ((x - x.mean()) / x.std(correction=0)).sort().values
+
+
+def compare(shown):
+    """What the page shows against torch and scipy, to the digits shown (half a
+    unit, and a tenth for the five digits that the page holds).
+    """
+    h = sample()
+    best = scipy.stats.yeojohnson_normmax(h.numpy())
+    assert len(shown) == len(LAMBDAS) + 1
+    for lmbda, values in zip((*LAMBDAS, best), shown):
+        assert abs(numbers(values["lmbda"])[0] - lmbda) <= 6e-4
+        x = yeo_johnson(h, lmbda)
+        for name, expected in (
+            ("nll", yeo_johnson_nll(h, lmbda).item()),
+            ("r2", qq_r2(x).item()),
+        ):
+            assert abs(numbers(values[name])[0] - expected) <= 6e-5, (
+                lmbda,
+                name,
+                values,
+                expected,
+            )
+        for name, i in (("low", 0), ("high", -1)):
+            assert abs(numbers(values[name])[0] - h[i]) <= 6e-3
+            expected = scipy.stats.yeojohnson(h.numpy(), lmbda)[i]
+            assert abs(numbers(values[name])[1] - expected) <= 6e-4, (
+                lmbda,
+                name,
+                values,
+                expected,
+            )
+
+
+def test_chapters_figures_hold_no_address_and_no_random_id():
+    for text in (text for name in DRAGGED for text in fragments(name)):
+        assert not re.search(
+            r"https?:|@import|\b(?:src|srcset)=|fetch\(|"
+            r"XMLHttpRequest|import\(",
+            text,
+        )
+        assert set(re.findall(r"\bid=\"(\w+?)-", text)) <= {
+            re.search(r'class="(w[0-9a-f]{10})"', text)[1]
+        }
+        assert (
+            plots.INK not in text
+            and "@media print" in text
+            and re.search(
+                r'<svg [^>]*role="img" aria-label="[^"]{20,}"',
+                text.split('class="still"')[1],
+            )
+        )
+
+
+def test_two_processes_write_the_same_bytes():
+    program = """
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+from normalnorm import plots
+plots.book_style()
+fig, ax = plt.subplots()
+plots.qq_plot(ax, range(50))
+print(plots.widget("<p>x</p>", "root.title = data.a", {"a": 1.5, "b": [1, "λ"]},
+                   fig))"""
+    run = lambda seed: (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
+        ).stdout
+    )
+    first = run("1")
+    assert first == run("2") and b'<div class="w' in first
+
+
+@pytest.mark.parametrize(
+    "markup, script, numbers",
+    [
+        ("<img src='//example.org/x.png'>", "", {}),
+        ("", "fetch('https://example.org')", {}),
+        ("", "", {"a": "http://example.org"}),
+        ("", "x = '</script>'", {}),
+        ("", "x = '<!--'", {}),
+        ("", "", {"a": float("nan")}),
+    ],
+)
+def test_what_is_not_self_contained_is_refused(markup, script, numbers):
+    fig, _ = plt.subplots()
+    with pytest.raises(ValueError):
+        plots.widget(markup, script, numbers, fig)
+    plt.close(fig)
+
+
+def test_data_cannot_close_the_script():
+    fig, _ = plt.subplots()
+    assert "</script><b>" not in plots.widget(
+        "", "", {"a": "</script><b>"}, fig
+    )
+    plt.close(fig)
+
+
+@browser
+def test_page_shows_what_torch_and_scipy_compute(tmp_path):
+    shown = drag(fragment(), BENT, tmp_path)
+    compare(shown)
+    h = sample()
+    for lmbda, values in zip(LAMBDAS, shown):
+        z = scipy.stats.yeojohnson(h.numpy(), lmbda)
+        z = (z - z.mean()) / z.std()
+        outline = coordinates(values["paths"]["density"][0])
+        heights = [0.62 * (150 - y) / 150 for _, y in outline][1:-1:2]
+        np.testing.assert_allclose(
+            heights,
+            np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25,
+            atol=5e-4,
+        )
+        q, y = np.array(coordinates(values["paths"]["qq"][0])).T
+        np.testing.assert_allclose(6.2 - 10.7 * y / 150, z, atol=5e-3)
+        np.testing.assert_allclose(
+            6.4 * q / 258 - 3.2, scipy.stats.probplot(z)[0][0], atol=5e-3
+        )
+    for values in shown[:-1]:
+        assert values["nll"] in values["text"] and values["drawn"] > 5000
+
+
+@browser
+def test_wrong_formula_in_the_script_is_noticed(tmp_path):
+    wrong = [
+        (FORMULA, FORMULA.replace(right, other))
+        for right, other in (
+            ("s * (eta", "(eta"),
+            ("eta * ell", "lmbda * ell"),
+            ("? ell", "? 1"),
+            ("expm1", "exp"),
+        )
+    ]
+    check_figure(
+        fragment(),
+        compare,
+        BENT,
+        tmp_path,
+        wrong,
+        noticed=(AssertionError, IndexError),
+    )
+
+
+@browser
+def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
+    answer = open_page(
+        fragment() + fragment() + fragment("720_plots"), "copies", tmp_path
+    )
+    assert answer == {"copies": 3, "first": "0.50", "same": True, "added": []}
+
+
+@browser
+def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(
+    tmp_path,
+):
+    narrow = lambda text: f"<div style='width:348px'>{text}</div>"
+    answer = open_page(
+        narrow(fragment() + fragment("720_plots")), "still", tmp_path
+    )
+    assert answer == {"live": True, "still": False, "size": False, "fits": True}
+    bare = re.sub(r"<script>.*?</script>", "", fragment(), flags=re.S)
+    assert open_page(narrow(bare), "still", tmp_path) == {
+        "live": False,
+        "still": True,
+        "size": True,
+        "fits": True,
+    }
+    printed = fragment().replace("@media print", "@media screen")
+    assert open_page(narrow(printed), "still", tmp_path) == {
+        "live": False,
+        "still": True,
+        "size": True,
+        "fits": True,
+    }
+
+
+@browser
+def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
+    answer = open_page(fragment(), "keyboard", tmp_path)
+    likely = scipy.stats.yeojohnson_normmax(sample().numpy())
+    assert answer == {
+        "label": "λ",
+        "type": "range",
+        "buttons": ["λ = 1: unchanged", f"most likely: λ̂ = {likely:.3f}"],
+        "focus": True,
+        "named": True,
+    }
+
+
+TOUR = "010_in_ten_minutes"
+
+
+def tour_shows(shown, cases):
+    "Estimate and skewness of each case against torch and scipy."
+    from normalnorm.theory.newton import newton_lambda
+
+    q = scipy.stats.norm.ppf((np.arange(400) + 0.5) / 400).round(5)
+    for (amount, _), values in zip(cases, shown):
+        h = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
+        lmbda = newton_lambda(torch.tensor(h), -1).item()
+        x = scipy.stats.yeojohnson(h, lmbda)
+        for name, expected, width in (
+            ("lmbda", lmbda, 6e-4),
+            ("before", scipy.stats.skew(h), 6e-3),
+            ("after", scipy.stats.skew(x), 6e-3),
+        ):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                amount,
+                name,
+                values[name],
+                expected,
+            )
+        assert values["lmbda"] in values["text"]
+
+
+@browser
+def test_tour_shows_what_the_library_computes(tmp_path):
+    cases = [(-1, 0), (-0.3, 0), (0, 0.4), (0.6, 0), (0.6, 0.4), (1, 1)]
+
+    def check(shown):
+        tour_shows(shown, cases)
+        assert shown[3]["paths"]["after"] != shown[4]["paths"]["after"]
+
+    check_figure(
+        fragment(TOUR),
+        check,
+        sliders(cases, "amount", "noise"),
+        tmp_path,
+        [("1 - first / second", "1 + first / second")],
+    )
+
+
+NEWTON = "220_theory.newton"
+
+
+def newton_shows(shown, cases):
+    "Estimate, MLE and likelihoods of each case against torch and scipy."
+    from normalnorm.theory.newton import newton_lambda
+
+    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
+    for (amount, far), values in zip(cases, shown):
+        u = np.sinh(np.arcsinh(q) + amount)
+        u[-1] += far
+        h = torch.tensor(scipy.stats.zscore(u))
+        estimate = newton_lambda(h, -1).item()
+        mle = scipy.stats.yeojohnson_normmax(h.numpy())
+        assert abs(numbers(values["newton"])[0] - estimate) <= 6e-4
+        assert abs(numbers(values["mle"])[0] - mle) <= 1e-3
+        for found, lmbda in zip(numbers(values["nll"]), (1.0, estimate, mle)):
+            assert abs(found - yeo_johnson_nll(h, lmbda).item()) <= 6e-4
+
+
+@browser
+def test_newtons_step_is_the_librarys(tmp_path):
+    cases = [(-1, 0), (0.5, 0), (0, 3), (-0.8, 8), (1, 12)]
+    check_figure(
+        fragment(NEWTON),
+        lambda shown: newton_shows(shown, cases),
+        sliders(cases, "amount", "far"),
+        tmp_path,
+        [("- hd ** 2)", "+ hd ** 2)")],
+    )
+
+
+EPSILON = "246_epsilon_in_practice"
+
+
+def by_derivatives(h):
+    """Algorithm 1's step, by differentiating the transform: the likelihood's
+    derivatives at 1 for a variance that is taken to be 1.
+    """
+    h = torch.tensor(h)
+    lmbda = torch.ones((), dtype=torch.float64, requires_grad=True)
+    spread = yeo_johnson(h, lmbda).var(correction=0)
+    (first,) = torch.autograd.grad(spread, lmbda, create_graph=True)
+    (second,) = torch.autograd.grad(first, lmbda)
+    slope = first / 2 - (h.sign() * h.abs().log1p()).mean()
+    return (1 - slope / (second / 2 - first.square() / 2)).item()
+
+
+def epsilon_shows(shown, cases):
+    "Both estimates and the skewness that they leave, against torch and scipy."
+    from normalnorm.layers.core import normality_norm
+
+    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
+    for (size, amount), values in zip(cases, shown):
+        k = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
+        u = torch.tensor(10.0**size * k)
+        x, statistics = normality_norm(u, (0,))
+        h = 10.0**size * k / np.sqrt(10.0 ** (2 * size) + 1e-5)
+        printed = by_derivatives(h)
+        for name, expected, width in (
+            ("rho", h.std(), 6e-4),
+            ("before", scipy.stats.skew(k), 6e-3),
+            ("ours", statistics.lmbda.item(), 6e-3),
+            ("kept", scipy.stats.skew(x), 6e-3),
+            ("printed", printed, 6e-3 + 1e-5 * abs(printed)),
+            (
+                "bent",
+                scipy.stats.skew(yeo_johnson(torch.tensor(h), printed)),
+                6e-3,
+            ),
+        ):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                size,
+                amount,
+                name,
+                values[name],
+                expected,
+            )
+        for d, name in zip(values["paths"]["trap"][-2:], ("printed", "ours")):
+            ((left, top),) = coordinates(d)
+            assert abs(4.5 * left / 258 - 4 - size) < 2e-3
+            assert abs(10 - 18 * top / 150 - numbers(values[name])[0]) < 0.02
+
+
+@browser
+def test_epsilon_figure_shows_what_the_library_computes(tmp_path):
+    cases = [
+        (0.5, 0.6),
+        (0, -1),
+        (-2.5, 0.6),
+        (-2.5, 0),
+        (-3.3, 0.6),
+        (-3.5, -0.4),
+        (-4, 0.3),
+        (-4, 1),
+    ]
+    wrong = [
+        ("sigma ** 2 + data.eps", "sigma ** 2"),
+        ("- hd ** 2)", "+ hd ** 2)"),
+        ("psi(v, wild)", "psi(v, calm)"),
+    ]
+    check_figure(
+        fragment(EPSILON),
+        lambda shown: epsilon_shows(shown, cases),
+        sliders(cases, "size", "amount"),
+        tmp_path,
+        wrong,
+    )
+
+
+PROXY = "410_layers.proxy"
+
+
+def proxy_shows(shown, cases, text):
+    """The proxy's statistics against the library's, by quantiles and in closed
+    form; the channel's, and what is left of it, against numpy.
+    """
+    from normalnorm.layers.proxy import proxy_statistics
+
+    held = json.loads(re.search(r"const data = (\{.*?\});", text)[1])
+    values = np.array(held["values"])
+    weight, bias = (
+        torch.tensor([held[name]], dtype=torch.float64)
+        for name in ("weight", "bias")
+    )
+    channel = np.maximum(weight.item() * values + bias.item(), 0)
+    for (shift, stretch), found in zip(cases, shown):
+        given = [
+            torch.tensor([v], dtype=torch.float64) for v in (shift, stretch)
+        ]
+        mean, var = (
+            v.item()
+            for v in proxy_statistics(weight, bias, *given, samples=200)
+        )
+        exact = proxy_statistics(weight, bias, *given, samples=None)
+        assert abs(var / exact[1].item() - 1) < 0.03
+        z = (channel - mean) / np.sqrt(var + 0.03)
+        for name, expected in (
+            ("mean", mean),
+            ("variance", var),
+            ("truemean", channel.mean()),
+            ("truevariance", channel.var()),
+            ("left", z.mean()),
+            ("spread", z.var()),
+        ):
+            assert abs(numbers(found[name])[0] - expected) <= 2e-3, (
+                shift,
+                stretch,
+                name,
+                found[name],
+                expected,
+            )
+        points = np.array(coordinates(found["paths"]["before"][-1])).T
+        np.testing.assert_allclose(
+            0.85 * (1 - points[1] / 150),
+            scipy.stats.norm.pdf(8 * points[0] / 258 - 4, shift, 1 + stretch),
+            atol=4e-3 / (1 + stretch) ** 2,
+        )
+        # the share of zeros, where the proxy's curve leaves 0
+        left, top = np.array(coordinates(found["paths"]["after"][1])).T
+        at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
+        assert (
+            abs(
+                at_zero.max()
+                - scipy.stats.norm.cdf(
+                    -bias.item() / weight.item(), shift, 1 + stretch
+                )
+            )
+            < 0.01
+        )
+
+
+@browser
+def test_proxy_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0, 0), (-0.45, -0.15), (1, -0.6), (-1.5, 1), (0.7, 0.5)]
+    text, _ = fragments(PROXY)
+    wrong = [
+        ("shift + deviation * t", "shift - deviation * t * t"),
+        ("data.bias, 0)", "data.bias, -0.2)"),
+        (
+            "(v - center) / Math.sqrt(square + data.eps)",
+            "(v - center) / Math.sqrt(square)",
+        ),
+        ("deviation = 1 + stretch", "deviation = stretch"),
+    ]
+    check_figure(
+        text,
+        lambda shown: proxy_shows(shown, cases, text),
+        sliders(cases, "shift", "stretch"),
+        tmp_path,
+        wrong,
+    )
+
+
+def rule_shows(shown, cases, text):
+    """Mean and variance by the rule and exactly, and the error for each n,
+    against the library; the nodes against scipy.
+    """
+    from normalnorm.layers.proxy import proxy_statistics
+
+    sizes = json.loads(re.search(r"const data = (\{.*?\});", text)[1])["sizes"]
+    for (m, s, n), found in zip(cases, shown):
+        channel = [torch.tensor([v], dtype=torch.float64) for v in (s, m, 0, 0)]
+        exact, *rules = (
+            [v.item() for v in proxy_statistics(*channel, samples=k)]
+            for k in (None, n, *sizes)
+        )
+        off = [100 * (var / exact[1] - 1) for _, var in rules]
+        nodes = scipy.stats.norm.ppf((np.arange(n) + 0.5) / n)
+        for name, expected, width in (
+            ("mean", rules[0][0], 6e-5),
+            ("variance", rules[0][1], 6e-5),
+            ("truemean", exact[0], 6e-5),
+            ("truevariance", exact[1], 6e-5),
+            ("off", off[0], 6e-3),
+            ("last", nodes[-1], 6e-4),
+        ):
+            assert abs(numbers(found[name])[0] - expected) <= width, (
+                m,
+                s,
+                n,
+                name,
+                found[name],
+                expected,
+            )
+        assert found["n"] == str(n)
+        left = np.array(coordinates(found["paths"]["nodes"][-1]))[:, 0]
+        np.testing.assert_allclose(
+            12 * left / 258 - 6, m + s * nodes, atol=3e-3
+        )
+        _, curve, dot = (
+            np.array(coordinates(d)).T for d in found["paths"]["error"]
+        )
+        np.testing.assert_allclose(10 - 50 * curve[1] / 150, off[1:], atol=0.02)
+        np.testing.assert_allclose(
+            [0.3 + 2.7 * dot[0, 0] / 258, 10 - 50 * dot[1, 0] / 150],
+            [np.log10(n), off[0]],
+            atol=0.02,
+        )
+
+
+@browser
+def test_rule_of_quantiles_is_the_librarys(tmp_path):
+    cases = [
+        (0.3, 1, 10),
+        (0.3, 1, 200),
+        (-1, 0.5, 2),
+        (2, 2, 6),
+        (-0.4, 1.5, 400),
+    ]
+    _, text = fragments(PROXY)
+    wrong = [
+        ("(i + 0.5) / n)", "(i + 1) / (n + 1))"),
+        ("+ m * s * density", "- m * s * density"),
+        ("x * x / (2 * k + 1)", "x * x / (2 * k)"),
+        ("Math.max(m + s * t, 0)", "Math.abs(m + s * t)"),
+    ]
+    check_figure(
+        text,
+        lambda shown: rule_shows(shown, cases, text),
+        sliders(cases, "m", "s", "n"),
+        tmp_path,
+        wrong,
+    )
+
+
+@browser
+def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
+    "By the derivatives at 0: c − ½ must be 0 for both bounds to hold there."
+    low, below, formula, above, high = (
+        found["verdict"]
+        for found in drag(
+            fragment("020_how_to_read"),
+            [{"c": c} for c in (0.3, 0.49, 0.5, 0.51, 0.7)],
+            tmp_path,
+        )
+    )
+    assert formula == "holds"
+    assert low == below == "rejected, the difference is negative"
+    assert above == high == "rejected, the difference exceeds a³/3"
+
+
+NOISE = "502_analysis.attenuation"
+
+
+def noise_shows(shown, cases):
+    "Lines and factors of the three networks against the library's."
+    from normalnorm.analysis.attenuation import expected_attenuation
+
+    for size, page in zip(cases, shown):
+        for i, kind in enumerate(("none", "layer norm", "batch norm")):
+            expected = expected_attenuation(10**size, 10, kind, 0.5)
+            for side, values in enumerate(expected):
+                lines = page["paths"][("whole", "apart")[side]]
+                left, top = np.array(coordinates(lines[2 * i])).T
+                np.testing.assert_allclose(
+                    10 * left / 258 + 0.5, range(1, 11), atol=5e-3
+                )
+                np.testing.assert_allclose(
+                    2.2 - 3.8 * top / 150,
+                    np.log10(values) - 2 * size,
+                    atol=5e-3,
+                )
+                assert (
+                    abs(numbers(page[f"k{i}"])[side] - values[-1] / 100**size)
+                    < 6e-3
+                )
+
+
+@browser
+def test_noise_figure_shows_what_the_library_expects(tmp_path):
+    cases = [-2, -1, -0.5, 0, 0.5]
+    text = fragment(NOISE)
+    wrong = [
+        ("(Math.PI - Math.acos(c)) * c", "Math.acos(c) * c"),
+        ("nu = 2 - 2 * cosine", "nu = 1 - cosine"),
+        ("nu /= left", "nu *= 1"),
+        ("ratio - 2 * root / Math.PI + 1 / Math.PI", "ratio - 1 / Math.PI"),
+        ("} else alike = kappa(alike);", "}"),
+    ]
+    check_figure(
+        text,
+        lambda shown: noise_shows(shown, cases),
+        [{"size": size} for size in cases],
+        tmp_path,
+        wrong,
+    )
+
+
+ATTACK = "504_analysis.robustness"
+
+
+def attack_shows(shown, cases, text):
+    "Accuracies and moved points against the library's attack, and corners."
+    from normalnorm.analysis.robustness import fgsm, robust_accuracy
+
+    held = json.loads(re.search(r"const data = (\{.*?\});", text)[1])
+    x = torch.tensor(held["cloud"], dtype=torch.float64).flatten(0, 1)
+    y = torch.arange(2).repeat_interleave(len(x) // 2)
+    for (eps, turn), page in zip(cases, shown):
+        w = torch.tensor([np.cos(np.radians(turn)), np.sin(np.radians(turn))])
+        model = torch.nn.Linear(2, 2, bias=False).double()
+        model.weight.data = torch.stack([-w, w])
+        found = robust_accuracy(model, x, y, (0.0, eps), "fgsm")
+        random = np.mean(
+            [
+                100
+                * ((2 * y - 1) * ((x + eps * torch.tensor(corner)) @ w) > 0)
+                .double()
+                .mean()
+                .item()
+                for corner in (
+                    (1.0, 1.0),
+                    (1.0, -1.0),
+                    (-1.0, 1.0),
+                    (-1.0, -1.0),
+                )
+            ]
+        )
+        for name, expected, width in (
+            ("clean", found[0.0], 0.06),
+            ("worst", found[eps], 0.06),
+            ("random", random, 0.06),
+            ("nearer", eps * w.abs().sum().item(), 6e-4),
+        ):
+            assert abs(numbers(page[name])[0] - expected) <= width, (
+                eps,
+                turn,
+                name,
+                page[name],
+                expected,
+            )
+        ends = np.array(
+            [coordinates(d)[0] for d in page["paths"]["plane"][1:-2:2]]
+        ).T
+        moved = fgsm(model, x, y, eps).T
+        np.testing.assert_allclose(
+            5.16 * ends[0] / 258 - 2.58, moved[0], atol=3e-3
+        )
+        np.testing.assert_allclose(1.5 - 3 * ends[1] / 150, moved[1], atol=3e-3)
+
+
+@browser
+def test_attack_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0.3, 21), (0, 21), (0.8, 0), (0.5, -40), (1.2, 75)]
+    text = fragment(ATTACK)
+    wrong = [
+        ("Math.abs(w[0]) + Math.abs(w[1])", "Math.hypot(w[0], w[1])"),
+        ("share(e * across(c))", "share(e)"),
+        ("v - eps * sides[k]", "v + eps * sides[k]"),
+        ("m > loss ? 1 : 0", "m > -loss ? 1 : 0"),
+    ]
+    check_figure(
+        text,
+        lambda shown: attack_shows(shown, cases, text),
+        sliders(cases, "eps", "turn"),
+        tmp_path,
+        wrong,
+    )
+
+
+GAME = "112_theory.game"
+
+
+def shaped(shape):
+    "The law that a slider stands for, in the library's terms."
+    from normalnorm.theory.information import bimodal, mixture, normal
+
+    if shape < 0:
+        return bimodal(0.95 * (-shape) ** 0.25)
+    k = 0.9 * shape**0.5
+    return mixture([0.8, 0.2], [normal(0, 1 - k), normal(0, 1 + 4 * k)])
+
+
+def game_shows(shown, cases):
+    """Pay-offs and best answers against the integrator with error bounds, the
+    drawn densities against scipy's.
+    """
+    from normalnorm.theory.information import mutual_information
+
+    passed = lambda x, z: (
+        mutual_information(shaped(x), shaped(z), 2e-5, 8e-3).value
+    )
+    v = np.linspace(-4, 4, 161)
+    for (signal, noise), values, answered in zip(
+        cases, shown[::2], shown[1::2]
+    ):
+        value = passed(signal, noise)
+        assert abs(numbers(values["payoff"])[0] - value) <= 8e-5, values
+        assert (
+            abs(numbers(values["change"])[0] - value + 0.5 * np.log(2)) <= 8e-5
+        ), values
+        reply, gets = numbers(values["reply"])
+        counter, leaves = numbers(values["counter"])
+        assert abs(gets - passed(reply, noise)) <= 8e-5
+        assert abs(leaves - passed(signal, counter)) <= 8e-5
+        for near in (-0.1, 0.1):
+            if abs(reply + near) <= 1:
+                assert passed(reply + near, noise) < gets + 8e-5
+            if abs(counter + near) <= 1:
+                assert passed(signal, counter + near) > leaves - 8e-5
+        assert answered["sliders"] == pytest.approx([reply, noise])
+        assert numbers(answered["payoff"])[0] == gets
+        for law, d in zip((signal, noise), values["paths"]["laws"]):
+            top = np.array(coordinates(d))[:, 1]
+            np.testing.assert_allclose(
+                1.1 * (150 - top) / 150, shaped(law).pdf(v), atol=2e-3
+            )
+
+
+@browser
+def test_game_shows_what_the_integrator_computes(tmp_path):
+    cases = [(0, 0), (-1, 0), (0, 0.7), (0.4, -0.6), (-0.3, 1)]
+    steps = [
+        step
+        for case in sliders(cases, "signal", "noise")
+        for step in (case, "button[name=signal]")
+    ]
+    wrong = [
+        ("now = payoff[i][j]", "now = payoff[j][i]"),
+        ("sign * (v - values[found])", "v - values[found]"),
+        ("0.95 * Math.abs(shape) ** 0.25", "0.95 * Math.abs(shape)"),
+        ("1 + 4 * b", "1 + b"),
+    ]
+    check_figure(
+        fragment(GAME),
+        lambda shown: game_shows(shown, cases),
+        steps,
+        tmp_path,
+        wrong,
+    )
+
+
+STRAIGHT = "140_analysis.gaussianity"
+
+
+def straightness_shows(shown, cases):
+    "R², distance, moments and line of each sample against scipy."
+    q = scipy.stats.probplot(np.arange(200), fit=False)[0]
+    for (lean, tails), values in zip(cases, shown):
+        x = scipy.stats.zscore(np.sinh(2.0**tails * np.arcsinh(q) + lean))
+        slope, _, r = scipy.stats.probplot(x)[1]
+        apart = np.sqrt(np.mean((x - scipy.stats.zscore(q)) ** 2))
+        for name, expected, width in (
+            ("r2", r**2, 6e-5),
+            ("distance", apart, 2e-3),
+            ("skewness", scipy.stats.skew(x), 6e-3),
+            ("kurtosis", scipy.stats.kurtosis(x), 6e-3),
+        ):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                lean,
+                tails,
+                name,
+                values[name],
+                expected,
+            )
+        (_, low), (_, high) = coordinates(values["paths"]["qq"][-1])
+        assert abs((low - high) * 11 / 150 - 6.4 * slope) < 0.02
+
+
+@browser
+def test_straightness_is_scipys(tmp_path):
+    cases = [(0, 0), (0.5, 0), (-1, 0), (0, 1), (0, -1), (0.7, -0.4)]
+    wrong = [
+        ("slope = r / data.spread", "slope = r"),
+        ("(r * r).toFixed(4)", "r.toFixed(4)"),
+        ("2 - 2 * r)", "1 - r)"),
+        ("2 ** tails * Math.asinh(q)", "3 ** tails * Math.asinh(q)"),
+    ]
+    check_figure(
+        fragment(STRAIGHT),
+        lambda shown: straightness_shows(shown, cases),
+        sliders(cases, "lean", "tails"),
+        tmp_path,
+        wrong,
+    )
+
+
+WHITENING = "250_theory.whitening"
+
+
+def whitening_shows(shown, cases):
+    """W, the correlations and the three clouds against torch's batch norm and
+    the library's whitening of the same samples.
+    """
+    from normalnorm.theory.whitening import whitening_matrix
+
+    z = np.random.default_rng(0).standard_normal((2, 120))
+    z -= z.mean(1, keepdims=True)
+    values, vectors = np.linalg.eigh(z @ z.T / 120)
+    z = vectors / np.sqrt(values) @ vectors.T @ z
+    for (rho, first, second), page in zip(cases, shown):
+        x = torch.tensor(
+            np.array([[first, 0], [second * rho, second * (1 - rho**2) ** 0.5]])
+            @ z
+        )
+        matrix = whitening_matrix(x.cov(correction=0), 0.0)
+        clouds = (
+            x,
+            torch.nn.functional.batch_norm(
+                x.T, None, None, training=True, eps=1e-12
+            ).T,
+            matrix @ x,
+        )
+        np.testing.assert_allclose(
+            numbers(page["matrix"]), matrix.flatten(), atol=6e-3
+        )
+        assert abs(numbers(page["normed"])[0] - rho) < 6e-3
+        assert page["white"] == "0.00"
+        for panel, cloud in zip(("given", "batch", "whitened"), clouds):
+            left, top = np.array(coordinates(page["paths"][panel][0])).T
+            np.testing.assert_allclose(
+                13.76 * left / 258 - 6.88, cloud[0], atol=4e-3
+            )
+            np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
+
+
+@browser
+def test_whitening_figure_shows_what_the_library_computes(tmp_path):
+    cases = [(0, 1, 1), (0.8, 1.5, 0.6), (-0.95, 0.3, 2), (0.5, 2, 0.3)]
+    wrong = [
+        ("[-b / t, (a + s) / t]", "[b / t, (a + s) / t]"),
+        ("[[(c + s) / t", "[[(a + s) / t"),
+        ("0], [0, 1 / Math.sqrt(c)", "0], [0, 1 / c"),
+    ]
+    check_figure(
+        fragment(WHITENING),
+        lambda shown: whitening_shows(shown, cases),
+        sliders(cases, "rho", "first", "second"),
+        tmp_path,
+        wrong,
+    )
+
+
+GEOMETRY = "320_theory.geometry"
+
+
+def landed_shows(shown, cases):
+    """The unit, its answer by torch and the library, length, sum and cosine;
+    both points in the plane.
+    """
+    from normalnorm.layers.core import normality_norm
+
+    face = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
+    for (turn, sigma, mu, eps, way), page in zip(cases, shown):
+        angle = np.deg2rad(turn)
+        u = torch.tensor(
+            mu
+            + sigma * 3**0.5 * (np.array([np.cos(angle), np.sin(angle)]) @ face)
+        )
+        y = (
+            torch.nn.functional.layer_norm(u, (3,), eps=eps)
+            if way == 0
+            else torch.nn.functional.rms_norm(u, (3,), eps=eps)
+            if way == 1
+            else normality_norm(u, (0,), eps=eps)[0]
+        )
+        np.testing.assert_allclose(numbers(page["given"]), u, atol=6e-3)
+        np.testing.assert_allclose(numbers(page["made"]), y, atol=6e-3)
+        for name, expected in (
+            ("length", y.norm()),
+            ("sum", y.sum()),
+            ("cosine", u @ y / u.norm() / y.norm()),
+        ):
+            assert abs(numbers(page[name])[0] - expected) < 6e-4, (
+                turn,
+                sigma,
+                mu,
+                eps,
+                way,
+                name,
+            )
+        for d, point in zip(page["dots"]["plane"], (u, y), strict=True):
+            ((left, top),) = coordinates(d)
+            np.testing.assert_allclose(
+                [10.32 * left / 258 - 5.16, 3 - 6 * top / 150],
+                face @ point.numpy(),
+                atol=6e-3,
+            )
+
+
+@browser
+def test_geometry_figure_shows_what_the_layers_compute(tmp_path):
+    cases = [
+        (40, 1.5, 1, 0, 0),
+        (40, 1.5, 1, 0, 1),
+        (40, 1.5, 1, 0, 2),
+        (200, 0.2, -1.2, 0.3, 0),
+        (305, 0.8, 0.4, 0.7, 1),
+        (95, 0.4, 0, 0.2, 2),
+    ]
+    text = fragment(GEOMETRY)
+    wrong = [
+        ("way === 1 ? 0 : mean(u)", "mean(u)"),
+        ("Math.sqrt(dot(c, c) / 3 + eps)", "(dot(c, c) / 3 + eps)"),
+        ("derivatives(standard(u))", "derivatives(h)"),
+        ("mu + sigma * v", "sigma * v"),
+    ]
+    check_figure(
+        text,
+        lambda shown: landed_shows(shown, cases),
+        sliders(cases, "turn", "sigma", "mu", "eps", "way"),
+        tmp_path,
+        wrong,
+    )
+
+
+CORRELATION = "350_theory.correlation_map"
+
+
+def map_shows(shown, cases):
+    """The correlations after some layers by the library's map, iterated, and
+    the curves of the map.
+    """
+    from normalnorm.theory.correlation_map import correlation_map
+
+    for (phi, gamma, beta, start, depth), page in zip(cases, shown):
+        activation = ("relu", "gelu", "tanh")[phi]
+        assert page["name"] == activation and int(page["layers"]) == depth
+        curves = page["paths"]["map"][1:]
+        for norm, curve in zip(
+            ("layer", "pre-layer", "proxy", "batch"), curves, strict=True
+        ):
+            c = start
+            for _ in range(depth):
+                c = correlation_map(c, activation, norm, gamma, beta)
+            assert abs(float(page[norm]) - c) < 3e-3, (phi, norm, page[norm], c)
+            x, y = coordinates(curve)[30]  # the middle one of 61
+            assert (
+                abs(
+                    1
+                    - y / 150
+                    - correlation_map(x / 258, activation, norm, gamma, beta)
+                )
+                < 2e-3
+            )
+
+
+@browser
+def test_correlation_figure_shows_the_library_s_map(tmp_path):
+    cases = [
+        (0, 0.2, 0.2, 0.1, 20),
+        (1, 0.2, 0.2, 0.5, 5),
+        (2, 0, 0, 0.9, 7),
+        (0, 0, 0, 0.9, 50),
+        (2, 0.4, 0.4, 0.2, 3),
+        (0, 0.4, 0, 0.3, 4),
+    ]
+    wrong = [
+        ("sum * c + p", "sum * c - p"),
+        ("s.rest * Math.pow", "0 * Math.pow"),
+        ("found.layer.p[0]", "found.proxy.p[0]"),
+        ("Math.round(gamma / 0.2)", "Math.round(beta / 0.2)"),
+    ]
+    check_figure(
+        fragment(CORRELATION),
+        lambda shown: map_shows(shown, cases),
+        sliders(cases, "phi", "gamma", "beta", "start", "depth"),
+        tmp_path,
+        wrong,
+    )
+
+
+GROWTH = "365_scale_in_training"
+
+
+def growth_shows(shown, cases):
+    """The equilibrium by the claim of the chapter and, without momentum, by the
+    library; both paths by vectors with gradients at right angles.
+    """
+    from normalnorm.claims import ledger
+    from normalnorm.theory.scale_invariance import (
+        equilibrium_angle,
+        equilibrium_norm,
+    )
+
+    law = next(
+        c.formula for c in ledger() if c.id == "scale-momentum-equilibrium"
+    )
+    value = lambda text: float(text.rstrip("°").replace("−", "-"))
+    for (*logs, m), page in zip(cases, shown):
+        lr, decay, g, start = (10**v for v in logs)
+        factor, cosine = law(lr, decay, m)
+        length, turn = (factor * g**2) ** 0.25, np.degrees(np.arccos(cosine))
+        if m == 0:
+            assert abs(length - equilibrium_norm(g, lr, decay)) < 1e-9
+            assert abs(turn - np.degrees(equilibrium_angle(lr, decay))) < 1e-6
+        time = (1 - m) / (4 * lr * decay)
+        for name, expected in (
+            ("length", length),
+            ("turn", turn),
+            ("time", time),
+            ("rate", lr),
+            ("slope", g),
+        ):
+            assert abs(value(page[name]) / expected - 1) < 6e-3, (name, page)
+        if time < 1e4:  # there long before the end
+            assert abs(value(page["last"]) / length - 1) < 6e-3
+            assert abs(value(page["turned"]) / turn - 1) < 6e-3
+        w, v, found = np.array([start, 0, 0, 0]), np.zeros(4), []
+        for step in range(1, 101):
+            basis, _ = np.linalg.qr(np.stack([w, v, *np.eye(4)[1:3]], 1))
+            v = m * v + basis[:, 3] * g / np.linalg.norm(w) + decay * w
+            before, w = w, w - lr * v
+            across = w - (w @ before) / (before @ before) * before
+            found.append(
+                (
+                    step,
+                    np.linalg.norm(w),
+                    np.degrees(
+                        np.arctan2(
+                            np.linalg.norm(across),
+                            w @ before / np.linalg.norm(before),
+                        )
+                    ),
+                )
+            )
+        found = np.log10(found)
+        for column, (panel, low, high) in enumerate(
+            (("length", -1.2, 2.4), ("turn", -4.5, 2.0)), 1
+        ):
+            line, path = page["paths"][panel]
+            points = np.array(coordinates(path))
+            at = points[:, 0] / 258 * 5 <= 2
+            assert at.sum() > 30
+            np.testing.assert_allclose(
+                high - (high - low) * points[at, 1] / 150,
+                np.interp(points[at, 0] / 258 * 5, *found[:, [0, column]].T),
+                atol=0.01,
+            )
+            (_, height), _ = coordinates(line)
+            assert (
+                abs(
+                    high
+                    - (high - low) * height / 150
+                    - np.log10((length, turn)[column - 1])
+                )
+                < 0.01
+            )
+
+
+@browser
+def test_growth_figure_follows_vectors_to_the_law(tmp_path):
+    names = ("lr", "decay", "g", "start", "m")
+    cases = [
+        (-1.3, -2.3, 0, 0.5, 0.9),
+        (-1.3, -2.3, 0.5, 0.5, 0.9),
+        (-0.5, -2, -0.5, -0.5, 0.0),
+        (-1, -3, 0, 1, 0.5),
+    ]
+    text = fragment(GROWTH)
+    wrong = [
+        (
+            "p = m * m * p + 2 * m * decay * q",
+            "p = m * m * p - 2 * m * decay * q",
+        ),
+        (
+            "s += lr ** 2 * p - 2 * lr * along",
+            "s += lr ** 2 * p + 2 * lr * along",
+        ),
+        ("q = along - lr * p", "q = along"),
+        ("(1 - m) * (2 - x)", "(2 - x)"),
+        ("Math.sqrt(x / 2)", "Math.sqrt(x)"),
+        ("g ** 2 / s;", "g ** 2;"),
+    ]
+    steps = sliders(cases, *names)
+    check_figure(
+        text, lambda shown: growth_shows(shown, cases), steps, tmp_path, wrong
+    )
+    here, same = drag(text, ["button.here", "button.same"], tmp_path)
+    assert here["turn"] == same["turn"] and here["length"] != same["length"]
+
+
+LAMBERT = "262_theory.lambert"
+
+
+def tails_shown(shown, cases):
+    """Kurtosis and straightness against scipy, with scipy's W; the curve too,
+    and that the button makes the kurtosis 3.
+    """
+    levels = (np.arange(200) + 0.5) / 200
+    bent = lambda z, delta: (
+        z
+        * np.exp(
+            -delta * z * z / 2
+            if delta < 0
+            else -scipy.special.lambertw(delta * z * z).real / 2
+        )
+    )
+    for (nu, delta), values in zip(cases, shown):
+        z = scipy.stats.zscore(scipy.stats.t.ppf(levels, nu))
+        u = bent(z, delta)
+        for name, expected, width in (
+            ("before", scipy.stats.kurtosis(z, fisher=False), 6e-3),
+            ("after", scipy.stats.kurtosis(u, fisher=False), 6e-3),
+            ("crooked", qq_r2(torch.tensor(z)).item(), 6e-5),
+            ("straight", qq_r2(torch.tensor(u)).item(), 6e-5),
+        ):
+            assert abs(numbers(values[name])[0] - expected) <= width, (
+                nu,
+                delta,
+                name,
+                values[name],
+                expected,
+            )
+        left, top = np.array(coordinates(values["paths"]["bend"][-1])).T
+        x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
+        np.testing.assert_allclose(y, bent(x, delta), atol=1.5e-2)
+    assert abs(numbers(shown[-1]["after"])[0] - 3) <= 0.02
+
+
+@browser
+def test_tails_are_pulled_in_as_by_scipy(tmp_path):
+    cases = [(3, 0), (3, 0.43), (3, 1.5), (3, -0.05), (5, 0.2), (15, 0.05)]
+    wrong = [
+        ("-lambert(delta * z * z) / 2", "-lambert(delta * z)"),
+        ("x * Math.exp(-w)) / (1 + w)", "x) / (1 + w)"),
+        ("-delta * z * z / 2 :", "delta * z * z / 2 :"),
+        ("v => v ** 4", "v => v ** 2"),
+    ]
+    check_figure(
+        fragment(LAMBERT),
+        lambda shown: tails_shown(shown, cases),
+        [*sliders(cases, "nu", "delta"), "button"],
+        tmp_path,
+        wrong,
+        noticed=(AssertionError, IndexError),
+    )
+
+
+SEEDS = "755_experiments.statistics"
+
+
+def seeds_show(shown, cases, draws):
+    "Half-width, counts and power of each case against scipy and the library."
+    from normalnorm.experiments.statistics import detection_power
+
+    for (n, ratio), values in zip(cases, shown):
+        t = scipy.stats.t.ppf(0.975, n - 1)
+        assert (values["n"], float(values["ratio"])) == (str(n), ratio)
+        assert abs(float(values["half"]) - t / n**0.5) <= 6e-3
+        test = scipy.stats.ttest_1samp(draws[:, :n] + ratio, 0, axis=1)
+        low, high = test.confidence_interval()
+        assert int(values["seen"]) == (test.pvalue < 0.05).sum()
+        assert int(values["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
+        power = detection_power(n, ratio)
+        assert abs(float(values["power"]) / 100 - power) <= 1.1e-3
+        ((left, top),) = coordinates(values["dots"]["power"][0])
+        assert abs(3 * left / 258 - ratio) < 2e-3
+        assert abs(1.02 * (1 - top / 150) - power) < 2e-3
+
+
+@browser
+def test_seeds_figure_shows_the_t_laws(tmp_path):
+    cases = [
+        (2, 1),
+        (2, 3),
+        (3, 0),
+        (3, 1),
+        (5, 0.5),
+        (5, 1),
+        (10, 1),
+        (30, 0),
+        (30, 0.55),
+        (30, 3),
+    ]
+    text = fragment(SEEDS)
+    draws = np.array(json.loads(re.search(r'"draws": ?(\[\[.*?\]\])', text)[1]))
+    assert draws.shape == (40, 30)
+    wrong = [
+        ("s ** (df - 1)", "s ** df"),
+        ("Math.sqrt(n) * ratio", "n * ratio"),
+        ("t * s / Math.sqrt(n)", "1.96 * s / Math.sqrt(n)"),
+    ]
+    check_figure(
+        text,
+        lambda shown: seeds_show(shown, cases, draws),
+        sliders(cases, "n", "ratio"),
+        tmp_path,
+        wrong,
+    )

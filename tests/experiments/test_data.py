@@ -1,0 +1,2029 @@
+"""Data: shipped, generated, from the system, from the hub or a folder;
+augmentation; streams.
+
+Every fault says what to do.
+"""
+
+import copy
+import gzip
+import hashlib
+import importlib.util
+import io
+import json
+import math
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from normalnorm.experiments import augmentation as aug
+from normalnorm.experiments import (
+    data,
+    glyphs,
+    hub,
+    idx,
+    mnist1d,
+    results,
+    streams,
+    text,
+)
+from tests.peers import FOLLOWS, installed
+
+ROOT = Path(__file__).resolve().parents[2]
+FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
+SHIPPED = ("fashion", "digits")
+
+
+# ---- shipped files ----
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_are_the_recorded_ones(name):
+    about = data.info(name)
+    content = (data.data_folder() / about.file).read_bytes()
+    assert (
+        hashlib.sha256(content).hexdigest()
+        == about.sha256
+        == data.data_hash(name)
+    )
+    assert len(content) <= 4_000_000
+    for split, size in about.sizes.items():
+        images, labels = data.load(name, split)
+        assert (
+            images.shape == (size, *about.shape)
+            and images.dtype == torch.float32
+            and labels.dtype == torch.int64
+        )
+        assert labels.min() == 0 and labels.max() == len(about.classes) - 1
+
+
+@pytest.mark.parametrize(
+    "name, split, expected",
+    [
+        ("fashion", "train", "16f345ba4b1ab4d4"),
+        ("fashion", "validation", "520e805468ca75c7"),
+        ("fashion", "test", "49626700bcfcf4d0"),
+        ("digits", "train", "6776dcbd12e40004"),
+        ("digits", "validation", "36db60be12489b7a"),
+        ("digits", "test", "ae8a2edba568de99"),
+        ("mnist1d", "train", "30d0dbff20861da8"),
+        ("mnist1d", "validation", "b6fe90104b79afc4"),
+        ("mnist1d", "test", "4352bd5c80929850"),
+        ("glyphs", "validation", "ffd90ea8ce738c07"),
+        ("stdlib", "validation", "6c9486d9dfe51fe8"),
+        ("stdlib", "test", "d67fffb5a13660ca"),
+    ],
+)
+def test_tensors_are_those_that_the_committed_results_were_made_with(
+    name, split, expected
+):
+    content = hashlib.sha256()
+    for tensor in data.load(name, split):
+        content.update(tensor.numpy().tobytes())
+    assert content.hexdigest()[:16] == expected
+
+
+def test_committed_rows_have_the_hashes_of_these_data():
+    seen, book = set(), results.book_results()
+    for folder in book.glob("*/*/"):
+        found = results.scan(folder.parent.name, folder.name, book)
+        for row in found.rows.values():
+            key = row["config"]["data"], row["data_hash"]
+            if row["drawn_hash"]:
+                drawn = row["config"].get("images"), row["seed"]
+                key += *drawn, row["drawn_hash"]
+            seen.add(key)
+    assert len(seen) > 50
+    for name, whole, *drawn in seen:
+        assert data.data_hash(name) == whole
+        if drawn:
+            assert data.data_hash(name, *drawn[:2]) == drawn[2], (name, drawn)
+
+
+def test_licence_and_source_lie_beside_the_data():
+    note = (data.data_folder() / "SOURCES.md").read_text(encoding="utf-8")
+    assert (
+        "Zalando" in note
+        and "MIT" in note
+        and "Alpaydin" in note
+        and "CC" in data.info("digits").licence
+        and "Python Software Foundation" in note
+    )
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (
+        data.data_folder() / "PSF-LICENSE.md"
+    ).read_text(encoding="utf-8")
+    for name in (*SHIPPED, "stdlib"):
+        inside = bytes(
+            data.read_archive(
+                data.data_folder() / data.info(name).file, data.data_hash(name)
+            )["note"]
+        ).decode()
+        assert "Licence" in inside and "Source" in inside
+    assert (data.data_folder() / "stdlib.npz").stat().st_size + (
+        data.data_folder() / "PSF-LICENSE.md"
+    ).stat().st_size < 500_000
+
+
+@pytest.mark.parametrize("name", ["digits", "stdlib"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "one bit", "empty", "missing", "text"]
+)
+def test_damaged_files_are_refused(name, damage, tmp_path, monkeypatch):
+    content = (data.data_folder() / f"{name}.npz").read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    broken = {
+        "truncated": content[:9000],
+        "one bit": bytes(flipped),
+        "empty": b"",
+        "text": b"<html>404</html>",
+    }
+    if damage != "missing":
+        (tmp_path / f"{name}.npz").write_bytes(broken[damage])
+    monkeypatch.setenv("NORMALNORM_DATA", str(tmp_path))
+    with pytest.raises(
+        data.DataError,
+        match="does not exist" if damage == "missing" else "damaged",
+    ) as error:
+        data.load(name, "train", first=1)
+    assert {"digits": "make_fashion_subset", "stdlib": "make_stdlib_text"}[
+        name
+    ] in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", data.dataset_names())
+def test_splits_do_not_change_with_first(name):
+    whole, part = data.load(name, "train"), data.load(name, "train", first=10)
+    assert torch.equal(whole[0][:10], part[0]) and torch.equal(
+        whole[1][:10], part[1]
+    )
+    part[0].zero_()
+    # callers cannot spoil each other's images
+    assert data.load(name, "train", first=10)[0].abs().sum() > 0
+    split = data.dataset(name, "train", first=10)
+    inputs, targets = split[torch.tensor([7, 2])]
+    assert (
+        len(split) == 10
+        and torch.equal(inputs, whole[0][[7, 2]])
+        and torch.equal(targets, whole[1][[7, 2]])
+    )
+    for wrong in (0, -1, 10**7):
+        with pytest.raises(ValueError, match="examples"):
+            data.dataset(name, "train", first=wrong)
+
+
+@pytest.mark.parametrize(
+    "name, first",
+    [
+        ("fashion", 500),
+        ("fashion", 2000),
+        ("digits", 600),
+        ("mnist1d", 100),
+        ("glyphs", 300),
+        ("stdlib", 50),
+    ],
+)
+def test_a_draw_is_decided_by_its_seed(name, first):
+    x, y = data.load(name, "train")
+    part, labels = data.load(name, "train", first, draw=3)
+    positions = data.drawn(data.dataset(name, "train"), first, 3)
+    assert len(set(positions.tolist())) == first == len(part)
+    assert torch.equal(part, x[positions]) and torch.equal(labels, y[positions])
+    # classes as often as among the first; a text has none
+    if name != "stdlib":
+        assert torch.equal(labels.bincount(), y[:first].bincount())
+    same, other = (
+        data.load(name, "train", first, draw=seed)[0] for seed in (3, 4)
+    )
+    assert torch.equal(same, part) and not torch.equal(other, part)
+    prints = [
+        data.data_hash(name, first=n, draw=seed)
+        for n, seed in (
+            (first, 3),
+            (first, 4),
+            (first - 1, 3),
+            (None, 3),
+            (first, None),
+        )
+    ]
+    assert len(set(prints)) == 5 and prints[-1] == data.data_hash(name)
+    split = data.dataset(name, "train", first, draw=3)
+    assert len(split) == first
+    assert torch.equal(split[torch.tensor([5, 2])][0], part[[5, 2]])
+    assert torch.equal(split.to("cpu")[torch.tensor([-1])][1], labels[-1:])
+    # the first images are what they were, and of all there is one draw
+    assert torch.equal(data.load(name, "train", first)[0], x[:first])
+    assert torch.equal(data.load(name, "train", draw=9)[0], x)
+
+
+def test_draws_are_the_same_on_every_machine():
+    """RandomState's numbers are fixed by NumPy's promise; rows rest on it."""
+    assert data.data_hash("fashion", first=2000, draw=10).startswith(
+        "b68e9227b4ffd207"
+    )
+    assert data.data_hash("fashion", first=500, draw=10).startswith(
+        "66396056cf7ab25d"
+    )
+
+
+def test_each_example_is_as_likely_as_another():
+    split = data.Tensors(torch.zeros(7, 1), torch.tensor([0, 1, 0, 1, 0, 1, 0]))
+    seen = torch.zeros(7)
+    for seed in range(4000):
+        seen[data.drawn(split, 3, seed)] += 1
+    # two of four examples of class 0, one of three of class 1
+    share = torch.tensor([1 / 2, 1 / 3] * 3 + [1 / 2])
+    deviation = (share * (1 - share) / 4000).sqrt()
+    assert ((seen / 4000 - share).abs() < 4 * deviation).all()
+
+
+def test_only_training_examples_are_drawn():
+    for split in ("validation", "test"):
+        with pytest.raises(ValueError, match="only training examples"):
+            data.load("digits", split, 10, draw=0)
+    with pytest.raises(ValueError, match="did you mean train"):
+        data.load("digits", "trainn", 10, draw=0)
+    for first in (0, 1198):
+        with pytest.raises(ValueError, match="examples"):
+            data.load("digits", "train", first, draw=0)
+    for seed in (-1, 2**32, 1.5, "1", True):
+        with pytest.raises(ValueError, match="expected a seed"):
+            data.load("digits", "train", 10, draw=seed)
+
+
+@pytest.mark.parametrize("name", data.dataset_names(True))
+def test_every_set_is_described(name):
+    about = data.info(name)
+    assert (
+        about.name == name
+        and about.classes
+        and set(about.sizes) == set(data.SPLITS)
+        and all(n > 0 for n in about.sizes.values())
+        and about.licence
+    )
+    assert (
+        len(about.mean)
+        == len(about.std)
+        == (about.shape[0] if len(about.shape) == 3 else 0)
+    )
+    if name not in hub.ENTRIES:
+        assert len(data.data_hash(name)) == 64
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("fashon", "did you mean fashion"),
+        ("digit", "did you mean digits"),
+        ("cifar", "did you mean cifar10"),
+        ("mnist", "mnist1d"),
+    ],
+)
+def test_unknown_data_names_say_what_is_known(name, hint):
+    for ask in (
+        lambda: data.load(name, "train"),
+        lambda: data.info(name),
+        lambda: data.data_hash(name),
+        lambda: data.dataset(name, "train"),
+    ):
+        with pytest.raises(data.DataError, match=hint):
+            ask()
+    for known in (*data.dataset_names(), "fashion-mnist"):
+        with pytest.raises(ValueError, match="did you mean validation"):
+            data.load(known, "validaton")
+    for known in data.dataset_names(True):
+        with pytest.raises(TypeError, match=f"{known} has no option wide"):
+            data.dataset(known, "train", wide=3)
+
+
+def test_a_split_needs_as_many_inputs_as_targets():
+    with pytest.raises(data.DataError, match="3 inputs and 2 targets"):
+        data.Tensors(torch.zeros(3, 1), torch.zeros(2))
+
+
+def test_import_loads_no_optional_library():
+    code = (
+        "import sys, normalnorm.experiments.{0}; print([m for m in "
+        "('datasets', 'kornia', 'PIL', 'torchvision', 'pyarrow') if m in "
+        "sys.modules])"
+    )
+    for module in ("hub", "streams", "augmentation"):
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", code.format(module)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            == "[]"
+        ), module
+
+
+@FOLLOWS
+def test_what_is_done_to_a_model_loads_no_slow_library():
+    """What converts and deploys a model needs no engine, no symbolic algebra
+    and no compiler.
+    """
+    code = (
+        "import sys, normalnorm.layers.{0}; print([m for m in ('sympy', "
+        "'torch._dynamo') if m in sys.modules])"
+    )
+    for module in (
+        "conversion",
+        "running_averages",
+        "folding",
+        "weight_decay",
+        "factory",
+    ):
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", code.format(module)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            == "[]"
+        ), module
+
+
+# ---- the scripts that make the files ----
+
+
+def _script(name="make_fashion_subset"):
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "tools" / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.book
+@pytest.mark.skipif(
+    not FASHION_SOURCE.exists(),
+    reason="Debian's package is not installed: apt-get install "
+    "dataset-fashion-mnist",
+)
+def test_script_makes_the_fashion_file_byte_for_byte():
+    assert hashlib.sha256(_script().fashion()).hexdigest() == data.data_hash(
+        "fashion"
+    )
+
+
+@pytest.mark.book
+def test_script_makes_the_digits_file_byte_for_byte():
+    installed("sklearn")
+    assert hashlib.sha256(_script().digits()).hexdigest() == data.data_hash(
+        "digits"
+    )
+
+
+@pytest.mark.book
+@pytest.mark.skipif(
+    sys.version_info[:3] != (3, 11, 7),
+    reason="the text is made of the sources of Python 3.11.7",
+)
+def test_script_makes_the_text_byte_for_byte(tmp_path):
+    script = _script("make_stdlib_text")
+    assert script.main(["--out", str(tmp_path)]) == 0
+    assert hashlib.sha256(
+        (tmp_path / "stdlib.npz").read_bytes()
+    ).hexdigest() == data.data_hash("stdlib")
+
+
+@pytest.mark.book
+def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
+    script = _script("make_stdlib_text")
+    good = b"x = 1\n" * 1000
+    for name, content in {
+        "a.py": good,
+        "b.py": good + b"# Copyright me\n",
+        "c.py": good + "# é\n".encode(),
+        "d.py": b"x\n",
+        "e.py": good + b"\t\n",
+        "test/f.py": good,
+        "g.txt": good,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert [path.name for path in script.chosen(tmp_path)] == ["a.py"]
+    with pytest.raises(
+        SystemExit, match="is it the folder Lib of CPython 3.11.7"
+    ):
+        script.text(tmp_path)
+
+
+@pytest.mark.book
+def test_script_says_what_is_missing(tmp_path):
+    script = _script()
+    with pytest.raises(
+        SystemExit, match="apt-get install dataset-fashion-mnist"
+    ):
+        script.fashion(tmp_path)
+    (tmp_path / "wrong.gz").write_bytes(gzip.compress(b"\0\0\x0d\1\0\0\0\1\0"))
+    with pytest.raises(SystemExit, match="not an IDX file"):
+        script.read_idx(tmp_path / "wrong.gz")
+
+
+# ---- MNIST-1D ----
+
+
+def test_mnist1d_has_the_values_of_the_authors_program():
+    """The first signal and labels that the package mnist1d 0.0.2.post1 makes
+    (make_dataset with its defaults).
+    """
+    signals, labels = mnist1d.generate()
+    assert labels[:20].tolist() == [
+        2,
+        6,
+        4,
+        5,
+        6,
+        6,
+        6,
+        0,
+        3,
+        1,
+        6,
+        9,
+        4,
+        3,
+        4,
+        5,
+        1,
+        9,
+        0,
+        3,
+    ]
+    np.testing.assert_allclose(
+        signals[0, :5],
+        [-0.33200567, -0.47191037, -0.77869708, -1.00974083, -0.88235257],
+        atol=2.0**-17 + 1e-8,
+    )
+    assert (signals * 2**16 == np.rint(signals * 2**16)).all()
+    x = torch.cat([data.load("mnist1d", split)[0] for split in data.SPLITS])
+    np.testing.assert_array_equal(x[:, 0].numpy(), signals.astype(np.float32))
+
+
+# ---- glyphs ----
+
+
+def test_all_glyphs_have_the_recorded_hash():
+    content = hashlib.sha256()
+    for split, size in data.info("glyphs").sizes.items():
+        images = glyphs.generate(split, np.arange(size))
+        labels = glyphs.labels_of(split)
+        content.update(images.tobytes())
+        content.update(labels.astype(np.uint8).tobytes())
+        assert images.dtype == np.uint8 and len(labels) == size
+        assert (np.bincount(labels) == size // 100).all()
+        if split == "train":
+            mean, std = (
+                f(images / np.float32(255), axis=(0, 2, 3), dtype=np.float64)
+                for f in (np.mean, np.std)
+            )
+            np.testing.assert_allclose(mean, glyphs._INFO.mean, atol=1e-6)
+            np.testing.assert_allclose(std, glyphs._INFO.std, atol=1e-6)
+    assert content.hexdigest() == data.data_hash("glyphs")
+
+
+def test_numbers_are_those_of_splitmix64():
+    """The first five of seed 1234567 by Vigna's program in C, and the algorithm
+    in Python's integers, which have no width.
+    """
+    assert glyphs.splitmix(np.array([1234567]), 0, 5)[0].tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+    def plain(seed, place):
+        z = (seed + 0x9E3779B97F4A7C15 * (place + 1)) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    for seed in (0, 7, 2**63, 2**64 - 1):
+        seeds = np.array([seed], dtype=np.uint64)
+        assert glyphs.splitmix(seeds, 3, 4)[0].tolist() == [
+            plain(seed, place) for place in range(3, 7)
+        ]
+    numbers = glyphs.Numbers(np.array([5, 9]))
+    first = numbers(-2, 3, 50)
+    found = np.concatenate([first, numbers(-2, 3, 4, 2).reshape(2, 8)], 1)
+    assert found.tolist() == [
+        [(plain(seed, place) >> 32) * 6 // 2**32 - 2 for place in range(58)]
+        for seed in (5, 9)
+    ]
+
+
+def test_a_glyph_depends_on_its_place_alone():
+    whole = glyphs.generate("train", np.arange(300))
+    some = np.array([299, 3, 250, 0])
+    np.testing.assert_array_equal(glyphs.generate("train", some), whole[some])
+    assert glyphs.generate("test", np.arange(0)).shape == (0, 3, 32, 32)
+    seen = {
+        image.tobytes()
+        for split in data.SPLITS
+        for image in glyphs.generate(split, np.arange(300))
+    }
+    assert len(seen) == 900
+    for first in (1000, 3000, 20_000):
+        labels = data.dataset("glyphs", "train", first).labels
+        assert (labels.bincount() == first // 100).all()
+
+
+def test_glyphs_do_not_overflow_32_bits():
+    """The same strokes in Python's own integers, at the ends of the ranges."""
+    for corner in (-300, 0, 800):
+        points = np.array([[[corner, 800], [0, corner], [800, -300]]], np.int32)
+        drawn = glyphs.curve(points, 25)
+        exact = [
+            [
+                ((24 - t) ** 2 * a + 2 * t * (24 - t) * b + t * t * c) // 576
+                for a, b, c in points[0].T.tolist()
+            ]
+            for t in range(25)
+        ]
+        assert drawn[0].tolist() == exact
+        pen = glyphs.coverage(drawn, np.array([26], np.int32))
+        wide = glyphs.coverage(drawn.astype(np.int64), np.array([26]))
+        assert pen.dtype == np.int32 and (pen == wide).all()
+    assert abs(glyphs.prototypes() - 256).max() <= 256 - 48
+
+
+def _painted_by_hand(label, seed):
+    """One image in Python's integers, pixel by pixel: they have no width to
+    overflow, and their division rounds down.
+    """
+    used = 0
+
+    def word():
+        nonlocal used
+        used += 1
+        z = (seed + 0x9E3779B97F4A7C15 * used) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    def pick(low, high, count=1):
+        return [
+            low + ((word() >> 32) * (high - low + 1) >> 32)
+            for _ in range(count)
+        ]
+
+    def on_curve(a, b, c, count):
+        n = count - 1
+        return [
+            [
+                ((n - t) ** 2 * p + 2 * t * (n - t) * q + t * t * r) // n**2
+                for p, q, r in zip(a, b, c)
+            ]
+            for t in range(count)
+        ]
+
+    def ink_at(points, x, y):
+        square = min(
+            (16 * x + 8 - p) ** 2 + (16 * y + 8 - q) ** 2 for p, q in points
+        )
+        share = (radius**2 - square) * 256 // (32 * radius) + 128
+        return min(max(share, 0), 256)
+
+    def pairs(values):
+        return list(zip(values[::2], values[1::2]))
+
+    moves = pairs(pick(-24, 24, 24))
+    a, b, c, d = pick(-64, 64, 4)
+    a, d = a + 256, d + 256
+    bent = []
+    for (x, y), (u, v) in zip(
+        glyphs.prototypes()[label].reshape(12, 2).tolist(), moves
+    ):
+        x, y = x + u - 256, y + v - 256
+        bent.append(
+            ((a * x + b * y) // 256 + 256, (c * x + d * y) // 256 + 256)
+        )
+    right, down = pick(-40, 40, 2)
+    bent = [(x + right, y + down) for x, y in bent]
+    (radius,) = pick(16, 26)
+    ground = pick(70, 185, 3)
+    contrast = pick(60, 120)[0]
+    contrast *= 2 * pick(0, 1)[0] - 1
+    ink = [g + contrast + e for g, e in zip(ground, pick(-50, 50, 3))]
+    clouds = [(pick(-16, 16, 3), pick(-40, 40, 25)) for _ in range(2)]
+    starts = pairs(pick(0, 512, 4))
+    ends = pairs(pick(-80, 80, 12))
+    (sign,) = pick(-1, 1)
+    other = [g + sign * contrast + e for g, e in zip(ground, pick(-60, 60, 3))]
+    corner, size = pick(-10, 32, 2), pick(5, 10, 2)
+    cover = pick(20, 235, 3)
+    bits = b"".join(word().to_bytes(8, "little") for _ in range(1536))
+    glyph = [p for i in range(0, 12, 3) for p in on_curve(*bent[i : i + 3], 25)]
+    stray = [
+        p
+        for i, (x, y) in enumerate(starts)
+        for p in on_curve(
+            *[(x + u, y + v) for u, v in ends[3 * i : 3 * i + 3]], 10
+        )
+    ]
+    image = np.zeros((3, 32, 32), int)
+    for y in range(32):
+        for x in range(32):
+            below, above = ink_at(stray, x, y), ink_at(glyph, x, y)
+            boxed = all(
+                at <= i < at + wide for i, at, wide in zip((x, y), corner, size)
+            )
+            for k in range(3):
+                value = ground[k]
+                for tint, corners in clouds:
+                    i, j, v, u = y // 8, x // 8, y % 8 * 2 + 1, x % 8 * 2 + 1
+                    at = [
+                        [corners[5 * (i + p) + j + q] for q in (0, 1)]
+                        for p in (0, 1)
+                    ]
+                    rows = [at[0][q] * (16 - v) + at[1][q] * v for q in (0, 1)]
+                    value += (
+                        tint[k]
+                        * ((rows[0] * (16 - u) + rows[1] * u) // 256)
+                        // 16
+                    )
+                value += (other[k] - value) * below // 256
+                value += (ink[k] - value) * above // 256
+                value = cover[k] if boxed else value
+                first = 4 * (1024 * k + 32 * y + x)
+                value += (sum(bits[first : first + 4]) - 510) // 15
+                image[k, y, x] = min(max(value, 0), 255)
+    return image
+
+
+def test_glyphs_are_those_painted_pixel_by_pixel():
+    labels = glyphs.labels_of("test")
+    for place in (0, 17):
+        seed = int(glyphs.splitmix(np.array([2_000_000 + place]), 0, 1)[0, 0])
+        np.testing.assert_array_equal(
+            glyphs.generate("test", np.array([place]))[0],
+            _painted_by_hand(labels[place], seed),
+        )
+
+
+@pytest.mark.parametrize(
+    "module, kept, step, wrong",
+    [
+        (mnist1d, "_whole", "gaussian_filter1d", lambda x, sigma, axis: x),
+        (glyphs, "_checked", "curve", lambda points, count: points),
+    ],
+    ids=["mnist1d", "glyphs"],
+)
+def test_other_numbers_than_the_published_are_noticed(
+    module, kept, step, wrong, monkeypatch
+):
+    (name,) = module.SOURCE.known
+    getattr(module, kept).cache_clear()
+    monkeypatch.setattr(module, step, wrong)
+    with pytest.raises(data.DataError, match="came out differently"):
+        data.load(name, "test", 1)
+    monkeypatch.undo()
+    shape = data.info(name).shape
+    assert data.load(name, "test", 1)[0].shape == (1, *shape)
+
+
+# ---- text ----
+
+
+def test_text_windows_cover_the_text():
+    for length in (1, 7, 128, 49_999):
+        windows = data.dataset("stdlib", "test", length=length)
+        inputs, targets = windows[torch.arange(len(windows))]
+        assert (
+            inputs.shape == targets.shape == (49_999 // length, length)
+            and inputs.dtype == targets.dtype == torch.int64
+        )
+        assert torch.equal(
+            torch.cat([inputs.flatten()[:1], targets.flatten()]),
+            text.tokens("test")[: inputs.numel() + 1].long(),
+        )
+    assert torch.equal(
+        windows[torch.tensor([-1])][0],
+        windows[torch.tensor([len(windows) - 1])][0],
+    )
+    with pytest.raises(IndexError):
+        windows[torch.tensor([len(windows)])]
+    for length in (0, 50_000):
+        with pytest.raises(data.DataError, match="do not fill one window"):
+            data.dataset("stdlib", "test", length=length)
+    assert [
+        len(data.dataset("stdlib", split)) for split in data.SPLITS
+    ] == list(data.info("stdlib").sizes.values())
+
+
+@pytest.mark.parametrize("wrong", ["é", "a\tb", "\x7f", "\x00"])
+def test_characters_outside_the_vocabulary_are_named(wrong):
+    with pytest.raises(data.DataError, match="the vocabulary is"):
+        text.encode(wrong)
+    assert text.decode(text.encode("".join(text.VOCABULARY))) == "".join(
+        text.VOCABULARY
+    )
+
+
+# ---- IDX files and the full Fashion-MNIST ----
+
+
+def _idx(array):
+    return (
+        struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape)
+        + array.tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda c: c[:-1], "but has"),
+        (lambda c: c + b"x", "but has"),
+        (lambda c: b"\0\0\x0c" + c[3:], "not an IDX file"),
+        (lambda c: b"", "starts with nothing"),
+        (lambda c: c[:6], "within its header"),
+        (lambda c: b"<html>", "not an IDX file"),
+    ],
+)
+def test_idx_files_that_lie_are_refused(spoil, message, tmp_path):
+    array = np.arange(30, dtype=np.uint8).reshape(5, 3, 2)
+    for name, pack in (("plain", lambda c: c), ("packed.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(_idx(array)))
+        np.testing.assert_array_equal(
+            idx.read_idx(tmp_path / name, (5, None, 2)), array
+        )
+        (tmp_path / name).write_bytes(pack(spoil(_idx(array))))
+        with pytest.raises(data.DataError, match=message):
+            idx.read_idx(tmp_path / name)
+
+
+def test_idx_shape_missing_and_cut_archives(tmp_path):
+    file = tmp_path / "a.gz"
+    with pytest.raises(data.DataError, match="does not exist: buy a new one"):
+        idx.read_idx(file, cure="buy a new one")
+    whole = gzip.compress(_idx(np.zeros((2, 3), np.uint8)))
+    file.write_bytes(whole)
+    for shape in ((2,), (3, 3), (2, 3, 1)):
+        with pytest.raises(data.DataError, match="2 × 3, expected"):
+            idx.read_idx(file, shape)
+    for content in (whole[:-1], whole[:12], whole[:-5] + b"\0" + whole[-4:]):
+        file.write_bytes(content)
+        with pytest.raises(data.DataError, match="damaged or cut short"):
+            idx.read_idx(file)
+
+
+def test_missing_fashion_mnist_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMALNORM_DATASETS", str(tmp_path))
+    (tmp_path / "fashion-mnist").mkdir()
+    with pytest.raises(
+        data.DataError, match="apt-get install dataset-fashion-mnist"
+    ):
+        data.load("fashion-mnist", "train")
+    # right shapes, other content
+    for part, (images, labels, count) in idx._FILES.items():
+        (tmp_path / "fashion-mnist" / images).write_bytes(
+            gzip.compress(_idx(np.zeros((count, 28, 28), np.uint8)), 1)
+        )
+        (tmp_path / "fashion-mnist" / labels).write_bytes(
+            gzip.compress(
+                _idx(np.full(count, 9 + (part == "test"), np.uint8)), 1
+            )
+        )
+    with pytest.raises(
+        data.DataError, match="has the label 10, expected 0 to 9"
+    ):
+        data.load("fashion-mnist", "train")
+    (tmp_path / "fashion-mnist" / idx._FILES["test"][1]).write_bytes(
+        gzip.compress(_idx(np.zeros(10_000, np.uint8)), 1)
+    )
+    with pytest.raises(
+        data.DataError, match="other images or labels than the published ones"
+    ):
+        data.load("fashion-mnist", "train")
+
+
+@pytest.mark.skipif(
+    not FASHION_SOURCE.exists(),
+    reason="Debian's package is not installed: apt-get install "
+    "dataset-fashion-mnist",
+)
+def test_full_fashion_mnist_contains_the_subset():
+    x, y = data.load("fashion-mnist", "train", first=4000)
+    small, labels = data.load("fashion", "train")
+    about, part = data.info("fashion-mnist"), data.info("fashion")
+    assert torch.equal(y, labels)
+    torch.testing.assert_close(
+        x * about.std[0] + about.mean[0],
+        small * part.std[0] + part.mean[0],
+        atol=1e-5,
+        rtol=0,
+    )
+    assert [
+        len(data.dataset("fashion-mnist", split)) for split in data.SPLITS
+    ] == [55_000, 5_000, 10_000]
+
+
+# ---- the hub's sets, from folders of the same schema ----
+
+datasets = (
+    pytest.importorskip("datasets", reason='pip install ".[experiments]"')
+    if importlib.util.find_spec("datasets")
+    else None
+)
+needs_datasets = pytest.mark.skipif(
+    datasets is None or importlib.util.find_spec("PIL") is None,
+    reason='pip install ".[experiments]"',
+)
+IMAGE_SETS = [name for name, entry in hub.ENTRIES.items() if entry.mean]
+SIDES = {
+    "stl10": 96,
+    "tinyimagenet": 64,
+    "cifar10": 32,
+    "cifar100": 32,
+    "svhn": 32,
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    "No hub, no cache of an earlier test, no folder of the user."
+    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
+    if datasets:
+        datasets.disable_progress_bars()
+        datasets.utils.logging.set_verbosity(50)
+        monkeypatch.setattr(
+            datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache"
+        )
+        monkeypatch.setattr(hub, "_reachable", lambda library: False)
+    for cached in (hub._small, hub._fingerprint, mnist1d._whole, idx._fashion):
+        cached.cache_clear()
+
+
+def encoded(pixels, form="PNG", mode=None):
+    from PIL import Image
+
+    picture, file = Image.fromarray(pixels), io.BytesIO()
+    (picture.convert(mode) if mode else picture).save(file, form)
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def pixels_of(name, count, seed=0):
+    side = SIDES.get(name)
+    random = np.random.default_rng(seed)
+    return [
+        random.integers(
+            0,
+            256,
+            (side, side, 3)
+            if side
+            else (random.integers(40, 70), random.integers(40, 70), 3),
+            dtype=np.uint8,
+        )
+        for _ in range(count)
+    ]
+
+
+def columns_of(name, labels, images, classes=None):
+    "Rows and features as the hub has them: all columns, with their types."
+    entry = hub.ENTRIES[name]
+    kind = datasets.ClassLabel(num_classes=classes or len(entry.classes))
+    rows, features = (
+        {entry.image: images, entry.label: labels},
+        {entry.image: datasets.Image(), entry.label: kind},
+    )
+    if name == "cifar100":
+        rows["coarse_label"], features["coarse_label"] = (
+            [label // 5 for label in labels],
+            datasets.ClassLabel(num_classes=20),
+        )
+    if name == "caltech101":
+        rows["filename"], features["filename"] = (
+            [f"image_{i:04}.jpg" for i in range(len(labels))],
+            datasets.Value("string"),
+        )
+    return datasets.Dataset.from_dict(
+        rows, features=datasets.Features(features)
+    )
+
+
+def write(
+    folder,
+    name,
+    count=60,
+    classes=None,
+    label=lambda i, n: i * 7 % n,
+    damage=None,
+):
+    """A folder as `hf download` leaves it: parquet files, for SVHN in the
+    folder of their configuration, training files in two pieces.
+    """
+    entry = hub.ENTRIES[name]
+    inside = Path(folder) / (entry.config or "data")
+    inside.mkdir(parents=True)
+    made = {}
+    for number, source in enumerate(entry.examples):
+        pixels = pixels_of(name, count, number)
+        labels = [label(i, len(entry.classes)) for i in range(count)]
+        images = [encoded(p) for p in pixels]
+        if damage:
+            images[17] = damage(images[17])
+        whole = columns_of(name, labels, images, classes)
+        pieces = 2 if source == "train" else 1
+        for piece in range(pieces):
+            whole.shard(pieces, piece, contiguous=True).to_parquet(
+                inside / f"{source}-{piece:05}-of-{pieces:05}.parquet"
+            )
+        made[source] = (pixels, labels)
+    return made
+
+
+@needs_datasets
+def test_other_containers_hold_the_same_data(tmp_path):
+    made = write(tmp_path / "parquet", "cifar10")
+    parts = {
+        source: columns_of("cifar10", labels, [encoded(p) for p in pixels])
+        for source, (pixels, labels) in made.items()
+    }
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "disk")
+    (tmp_path / "bare").mkdir()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # parquet by another writer: no types of the library, labels plain integers
+    for source, part in parts.items():
+        table = part.data.table.replace_schema_metadata(None)
+        pq.write_table(
+            pa.table({name: table[name] for name in table.column_names}),
+            tmp_path / "bare" / f"{source}.parquet",
+        )
+    # image files in folders by class
+    for source, (pixels, labels) in made.items():
+        for i in range(10):
+            (tmp_path / "files" / source / f"{i}").mkdir(parents=True)
+        for i, (p, label) in enumerate(zip(pixels, labels)):
+            (
+                tmp_path / "files" / source / f"{label}" / f"{i:03}.png"
+            ).write_bytes(encoded(p)["bytes"])
+    reference, hashes = (
+        data.load("cifar10", "test", folder=tmp_path / "parquet", partial=True),
+        {},
+    )
+    for kind in ("parquet", "disk", "bare", "files"):
+        x, y = data.load(
+            "cifar10", "test", folder=tmp_path / kind, partial=True
+        )
+        # folders by class are in another order
+        order, wanted = (
+            torch.argsort(v[0].double().sum((1, 2, 3)))
+            for v in ((x, y), reference)
+        )
+        assert torch.equal(x[order], reference[0][wanted]) and torch.equal(
+            y[order], reference[1][wanted]
+        ), kind
+        hashes[kind] = data.data_hash(
+            "cifar10", folder=tmp_path / kind, partial=True
+        )
+    assert (
+        hashes["parquet"] == hashes["disk"] == hashes["bare"] != hashes["files"]
+    )
+
+
+@needs_datasets
+def test_the_identity_changes_with_labels_and_images(tmp_path):
+    first = lambda i, n: i * 7 % n
+    write(tmp_path / "a", "cifar10")
+    write(
+        tmp_path / "b",
+        "cifar10",
+        label=lambda i, n: 3 if i == 11 else first(i, n),
+    )
+    write(
+        tmp_path / "c",
+        "cifar10",
+        damage=lambda image: encoded(np.zeros((32, 32, 3), np.uint8)),
+    )
+    write(tmp_path / "d", "cifar10", count=29)
+    found = [
+        data.data_hash("cifar10", folder=tmp_path / f, partial=True)
+        for f in "abcd"
+    ]
+    assert (
+        len(set(found)) == 4
+        and data.data_hash("cifar10", folder=tmp_path / "a", partial=True)
+        == found[0]
+    )
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"classes": 20}, "has 20 classes .* expected 10"),
+        ({"label": lambda i, n: 9, "classes": 11}, "has 11 classes"),
+        (
+            {"damage": lambda image: {**image, "bytes": image["bytes"][:700]}},
+            "row 17 cannot be decoded, it is damaged or cut short",
+        ),
+        (
+            {"damage": lambda image: {**image, "bytes": b"not an image"}},
+            "row 17 cannot be decoded",
+        ),
+        (
+            {"damage": lambda image: encoded(np.zeros((32, 31, 3), np.uint8))},
+            "row 17 has 31 × 32 pixels, expected 32 × 32",
+        ),
+    ],
+)
+def test_sets_that_are_not_what_they_should_be_are_refused(
+    arguments, message, tmp_path
+):
+    write(tmp_path / "set", "cifar10", **arguments)
+    with pytest.raises(data.DataError, match=message):
+        data.dataset("cifar10", "train", folder=tmp_path / "set", partial=True)
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        ([0, 10], "0 to 10, expected whole numbers 0 to 9"),
+        ([-1, 3], "-1 to 3"),
+        ([0.5, 1.0], "float.., expected whole numbers"),
+    ],
+)
+def test_labels_outside_the_range_are_refused(labels, message, tmp_path):
+    (tmp_path / "set").mkdir()
+    for source in ("train", "test"):
+        rows = {
+            "img": [encoded(p) for p in pixels_of("cifar10", 2)],
+            "label": labels,
+        }
+        (
+            datasets.Dataset.from_dict(rows)
+            .cast_column("img", datasets.Image())
+            .to_parquet(tmp_path / "set" / f"{source}.parquet")
+        )
+    with pytest.raises(data.DataError, match=message):
+        data.dataset("cifar10", "train", folder=tmp_path / "set", partial=True)
+
+
+@needs_datasets
+def test_wrong_columns_types_and_missing_splits(tmp_path):
+    for folder, rows in {
+        "columns": {"picture": [1], "label": [1]},
+        "types": {"img": [1], "label": [1]},
+    }.items():
+        (tmp_path / folder).mkdir()
+        datasets.Dataset.from_dict(rows).to_parquet(
+            tmp_path / folder / "train.parquet"
+        )
+    with pytest.raises(
+        data.DataError,
+        match="the columns are picture, label; expected img and label",
+    ):
+        data.dataset(
+            "cifar10", "train", folder=tmp_path / "columns", partial=True
+        )
+    with pytest.raises(data.DataError, match="expected encoded images"):
+        data.dataset(
+            "cifar10", "train", folder=tmp_path / "types", partial=True
+        )
+    with pytest.raises(
+        data.DataError, match="no readable split 'test'.*test-.*parquet"
+    ):
+        data.dataset("cifar10", "test", folder=tmp_path / "types", partial=True)
+    with pytest.raises(data.DataError, match="does not exist"):
+        data.dataset("cifar10", "test", folder=tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        data.DataError,
+        match="no readable split.*hf download --repo-type "
+        "dataset uoft-cs/cifar10",
+    ):
+        data.dataset("cifar10", "test", folder=tmp_path / "empty")
+
+
+@needs_datasets
+@pytest.mark.parametrize("keep", [0.5, 0.99, 0.0])
+def test_a_parquet_file_cut_short_is_refused(keep, tmp_path):
+    write(tmp_path / "svhn", "svhn")
+    file = tmp_path / "svhn" / "cropped_digits" / "train-00001-of-00002.parquet"
+    file.write_bytes(file.read_bytes()[: int(keep * file.stat().st_size)])
+    with pytest.raises(
+        data.DataError, match="svhn: .*(no readable split|damaged or cut short)"
+    ):
+        data.dataset("svhn", "train", folder=tmp_path / "svhn", partial=True)
+
+
+@needs_datasets
+@pytest.mark.parametrize("name", list(hub.ENTRIES))
+def test_a_missing_set_says_which_files_to_put_where(name):
+    entry = hub.ENTRIES[name]
+    with pytest.raises(
+        data.DataError, match=f"{name} is not on this machine"
+    ) as error:
+        (
+            data.dataset(name, "train")
+            if entry.mean
+            else streams.text(name, "train", 4)
+        )
+    said = str(error.value)
+    assert (
+        entry.repository in said
+        and "NORMALNORM_DATASETS=DIR" in said
+        and all(f"{source}-*.parquet" in said for source in entry.examples)
+        and entry.image in said
+    )
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for ask in (
+        lambda: data.dataset("cifar10", "train"),
+        lambda: data.data_hash("svhn"),
+        lambda: streams.images("imagenet", "train", 2),
+    ):
+        with pytest.raises(
+            data.DataError, match=r'pip install "\.\[experiments\]" in the'
+        ):
+            ask()
+
+
+@needs_datasets
+def test_a_set_too_large_for_memory_is_not_made_one_tensor(
+    tmp_path, monkeypatch
+):
+    write(tmp_path / "food101", "food101")
+    monkeypatch.setattr(
+        hub,
+        "ENTRIES",
+        hub.ENTRIES
+        | {
+            "food101": replace(
+                hub.ENTRIES["food101"], examples={"train": 60, "validation": 60}
+            )
+        },
+    )
+    about = hub.about
+    monkeypatch.setattr(
+        hub,
+        "about",
+        lambda name: replace(about(name), shape=(3, 10_000, 10_000)),
+    )
+    with pytest.raises(data.DataError, match="GB as float32. Take fewer"):
+        data.load("food101", "train", folder=tmp_path / "food101")
+
+
+@needs_datasets
+def test_grey_transparent_and_four_colour_images_become_rgb():
+    pixels = pixels_of("cifar10", 1)[0]
+    for mode, form in (
+        ("L", "PNG"),
+        ("RGBA", "PNG"),
+        ("P", "PNG"),
+        ("CMYK", "JPEG"),
+        ("1", "PNG"),
+        ("LA", "PNG"),
+    ):
+        assert hub.decode(encoded(pixels, form, mode)["bytes"], mode).shape == (
+            3,
+            32,
+            32,
+        ), mode
+    lossless = encoded(pixels)["bytes"]
+    np.testing.assert_array_equal(
+        hub.decode(lossless, "a"), pixels.transpose(2, 0, 1)
+    )
+    for size in (7, 14, 224):
+        for shape in ((20, 33, 3), (33, 20, 3), (500, 9, 3), (300, 300, 3)):
+            assert hub.decode(
+                encoded(np.zeros(shape, np.uint8))["bytes"], "a", size
+            ).shape == (3, size, size)
+
+
+def test_every_kth_is_held_out_and_parts_are_disjoint():
+    for name, entry in hub.ENTRIES.items():
+        for count in (0, 1, 9, 10, 11, 57, 100):
+            parts = {
+                split: hub.positions(entry, split, count)
+                for split in data.SPLITS
+            }
+            together = [
+                (source, int(i))
+                for source, rows in parts.values()
+                for i in rows
+            ]
+            assert len(set(together)) == len(together) and all(
+                (np.diff(rows) > 0).all() for _, rows in parts.values()
+            ), name
+            assert {i for source, i in together if source == "train"} == set(
+                range(count)
+            )
+    parts = {
+        split: hub.positions(hub.ENTRIES["caltech101"], split, 8677)[1]
+        for split in data.SPLITS
+    }
+    assert (
+        len(parts["test"]) == round(0.15 * 8677)
+        and parts["test"][:5].tolist() == CALTECH_TEST
+    )
+    assert {split: len(rows) for split, rows in parts.items()} == data.info(
+        "caltech101"
+    ).sizes
+
+
+# what was published with this book must not move
+CALTECH_TEST = [2, 11, 41, 43, 53]
+
+
+@needs_datasets
+def test_an_image_file_that_is_gone_is_named():
+    rows = datasets.Dataset.from_dict(
+        {"image": [{"bytes": None, "path": "gone.png"}]},
+        features=datasets.Features({"image": datasets.Image(decode=False)}),
+    )
+    split = hub.Decoded(
+        rows,
+        "image",
+        np.arange(1),
+        np.zeros(1, np.int64),
+        data.info("food101"),
+        8,
+    )
+    with pytest.raises(data.DataError, match="row 0, gone.png, cannot be read"):
+        split[torch.tensor([0])]
+
+
+@needs_datasets
+def test_threads_may_share_a_split(tmp_path):
+    write(tmp_path / "caltech101", "caltech101")
+    split = data.dataset(
+        "caltech101",
+        "train",
+        folder=tmp_path / "caltech101",
+        partial=True,
+        size=16,
+    )
+    index = torch.arange(len(split))
+    reference, found = split[index][0], {}
+
+    def work(k):
+        found[k] = all(
+            torch.equal(split[index[k::3]][0], reference[k::3])
+            for _ in range(3)
+        )
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: True, 1: True, 2: True}
+
+
+def test_bytes_in_memory_are_standardized_on_the_way():
+    known = data.info("svhn")
+    pixels = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    split = hub.Images(pixels, torch.arange(5), known).to("cpu")
+    x, y = split[torch.tensor([4, 4, 1])]
+    mean, std = (
+        torch.tensor(v)[:, None, None] for v in (known.mean, known.std)
+    )
+    torch.testing.assert_close(x, (pixels[[4, 4, 1]] / 255 - mean) / std)
+    assert y.tolist() == [4, 4, 1] and len(split) == 5
+
+
+# ---- streams ----
+
+
+def write_stream(folder, name, counts=(23, 4, 31), spoil=None):
+    entry = hub.ENTRIES[name]
+    inside = folder / (entry.config or "data")
+    inside.mkdir(parents=True)
+    for source in entry.examples:
+        number = 0
+        for file, count in enumerate(counts):
+            numbers = list(range(number, number + count))
+            number += count
+            if entry.mean:
+                rows = columns_of(
+                    name,
+                    numbers,
+                    [encoded(np.full((9, 8, 3), n, np.uint8)) for n in numbers],
+                )
+            else:
+                rows = datasets.Dataset.from_dict(
+                    {"text": [f"{source} {n} ü" for n in numbers]}
+                )
+            rows.to_parquet(
+                inside / f"{source}-{file:05}-of-{len(counts):05}.parquet"
+            )
+
+
+@needs_datasets
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_a_stream_continues_at_the_same_batch(kind, seed, tmp_path):
+    name = {"images": "imagenet", "text": "lm1b"}[kind]
+    write_stream(tmp_path / name, name)
+    make = lambda: {
+        "images": lambda: streams.images(
+            "imagenet", "train", 4, seed, tmp_path / name, size=7, blocks=3
+        ),
+        "text": lambda: streams.text(
+            "lm1b", "train", 3, seed, tmp_path / name, length=10, block=20
+        ),
+    }[kind]()
+    stream = make()
+    whole = [*stream, *stream]
+    for stop in (1, 3, len(whole) // 2, len(whole) // 2 + 1, len(whole) - 1):
+        first, taken = make(), []
+        while len(taken) < stop:
+            for pair in first:
+                taken.append(pair)
+                if len(taken) == stop:
+                    break
+        second = make()
+        # plain numbers, as a checkpoint keeps them
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        while len(taken) < len(whole):
+            taken += list(second)
+        assert len(taken) == len(whole) and all(
+            torch.equal(a, b)
+            for one, two in zip(taken, whole)
+            for a, b in zip(one, two)
+        ), stop
+    with pytest.raises(ValueError, match="the state of a stream has epoch"):
+        second.load_state_dict({"epoch": 1})
+    assert not any(
+        thread.name == "normalnorm-data" for thread in threading.enumerate()
+    )
+
+
+def _lm1b(tmp_path):
+    write_stream(tmp_path / "lm1b", "lm1b")
+    return tmp_path / "lm1b"
+
+
+@needs_datasets
+def test_faults_in_a_stream_are_named(tmp_path):
+    write_stream(tmp_path / "imagenet", "imagenet")
+    files = sorted((tmp_path / "imagenet" / "data").glob("train-*"))
+    rows = columns_of(
+        "imagenet",
+        [5, 6],
+        [
+            encoded(np.zeros((9, 9, 3), np.uint8)),
+            {"bytes": b"GIF89a", "path": None},
+        ],
+    )
+    rows.to_parquet(files[1])
+    with pytest.raises(data.DataError, match="row 24 cannot be decoded"):
+        list(
+            streams.images(
+                "imagenet", "train", 4, None, tmp_path / "imagenet", size=7
+            )
+        )
+    files[1].write_bytes(files[2].read_bytes()[:-300] + b"\0" * 300)
+    with pytest.raises(
+        data.DataError,
+        match="cannot be read on after example 23|no readable split",
+    ):
+        list(
+            streams.images(
+                "imagenet", "train", 4, None, tmp_path / "imagenet", size=7
+            )
+        )
+    for wrong in (
+        lambda: streams.images("lm1b", "train", 2),
+        lambda: streams.text("cifar10", "train", 2),
+        lambda: streams.images("nothing", "train", 2),
+    ):
+        with pytest.raises(data.DataError, match="can be streamed: known are"):
+            wrong()
+    with pytest.raises(data.DataError, match="streams.text"):
+        data.dataset("lm1b", "train")
+    with pytest.raises(ValueError, match="no split is called"):
+        streams.images("imagenet", "valid", 2)
+
+
+@needs_datasets
+def test_labels_in_a_stream_are_checked(tmp_path):
+    (tmp_path / "set").mkdir()
+    rows = {
+        "image": [encoded(np.zeros((8, 8, 3), np.uint8))] * 3,
+        "label": [0, -1, 2],
+    }
+    (
+        datasets.Dataset.from_dict(rows)
+        .cast_column("image", datasets.Image())
+        .to_parquet(tmp_path / "set" / "train.parquet")
+    )
+    with pytest.raises(data.DataError, match="the label in row 1 is -1"):
+        list(
+            streams.images(
+                "imagenet", "train", 2, None, tmp_path / "set", size=7
+            )
+        )
+
+
+def test_ahead_keeps_order_raises_and_stops():
+    produced = []
+
+    def source(n, fail=None):
+        for i in range(n):
+            if i == fail:
+                raise RuntimeError("no more")
+            produced.append(i)
+            yield i
+
+    assert list(streams.ahead(source(50), 3)) == list(range(50))
+    taken = []
+    with pytest.raises(RuntimeError, match="no more"):
+        for i in streams.ahead(source(9, fail=4)):
+            taken.append(i)
+    assert taken == [0, 1, 2, 3]
+    produced.clear()
+    for i in streams.ahead(source(10**9), 2):
+        if i == 5:
+            break
+    time.sleep(0.05)
+    assert len(produced) < 12 and not any(
+        thread.name == "normalnorm-data" for thread in threading.enumerate()
+    )
+    with pytest.raises(ValueError, match="depth=0"):
+        next(streams.ahead([1], 0))
+
+
+def test_batches_of_any_split():
+    x, y = torch.arange(20.0).view(10, 2), torch.arange(10)
+
+    class Slow:
+        def __getitem__(self, index):
+            return x[index], y[index]
+
+    order = torch.randperm(10).split(3)
+    for split in ((x, y), data.Tensors(x, y), Slow()):
+        found = list(streams.batches(split, order))
+        assert (
+            len(found) == 4
+            and torch.equal(torch.cat([b for _, b in found]), torch.cat(order))
+            and torch.equal(
+                torch.cat([a for a, _ in found]), x[torch.cat(order)]
+            )
+        )
+
+
+def test_data_is_not_the_bottleneck_at_book_scale():
+    """A batch of the shipped images takes less than a tenth of a forward and
+    backward pass of the book's smallest network.
+    """
+    from normalnorm.experiments.models import SmallResNet
+
+    split, index = data.dataset("fashion", "train"), torch.randperm(4000)[:128]
+    net = SmallResNet(width=16)
+
+    def quickest(make, repeat):
+        times = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            make()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    x, y = split[index]
+    step = quickest(
+        lambda: torch.nn.functional.cross_entropy(net(x), y).backward(), 5
+    )
+    assert quickest(lambda: split[index], 20) < step / 10
+
+
+# ---- augmentation ----
+
+COLOUR = data.Info(
+    "colour",
+    "",
+    "",
+    "",
+    tuple("0123456"),
+    (3, 9, 11),
+    255,
+    {},
+    "",
+    (0.5, 0.4, 0.6),
+    (0.2, 0.3, 0.25),
+)
+SPECS = [
+    ["crop 2"],
+    ["flip"],
+    ["translate 0.2"],
+    ["rotate 30"],
+    ["jitter 0.4"],
+    ["jitter 0.4 0.1"],
+    ["resizedcrop 8"],
+    ["resizedcrop 8 0.5"],
+    ["resize 6"],
+    ["centrecrop 5"],
+    ["randaugment 2 9"],
+    ["randaugment"],
+    ["mixup 1"],
+    ["cutmix 0.5"],
+    [["either", "mixup", "cutmix"]],
+    [
+        ["crop", 2],
+        "flip",
+        "jitter 0.2",
+        "translate 0.1",
+        "rotate 15",
+        "cutmix 1",
+    ],
+]
+
+
+def _batch():
+    pixels = torch.rand(8, 3, 9, 11, generator=torch.Generator().manual_seed(0))
+    mean, std = (
+        torch.tensor(v)[:, None, None] for v in (COLOUR.mean, COLOUR.std)
+    )
+    return (pixels - mean) / std, torch.tensor([0, 1, 2, 3, 4, 5, 6, 0])
+
+
+def _change(*spec, about=None):
+    "What the entries make; by default pixel values are not standardized."
+    pytest.importorskip("kornia")
+    return aug.augmentation(
+        spec, about or replace(COLOUR, mean=(0.0,), std=(1.0,))
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_augmentation_is_decided_by_the_seed(spec):
+    change = _change(*json.loads(json.dumps(spec)), about=COLOUR)
+    x, y = _batch()
+    kept = x.clone()
+    torch.manual_seed(1)
+    one = change(x, y)
+    torch.manual_seed(1)
+    two = change(x, y)
+    torch.manual_seed(2)
+    three = change(x, y)
+    assert torch.equal(x, kept)  # the caller's batch is not touched
+    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+    assert torch.equal(one[0], three[0]) == (
+        spec[0] in ("resize 6", "centrecrop 5")
+    )
+    assert (
+        one[0].dtype == x.dtype
+        and one[0].isfinite().all()
+        and not one[0].requires_grad
+    )
+    black, white = (
+        (torch.tensor(v) - torch.tensor(COLOUR.mean)) / torch.tensor(COLOUR.std)
+        for v in (0.0, 1.0)
+    )
+    assert (one[0] >= black[:, None, None] - 1e-4).all() and (
+        one[0] <= white[:, None, None] + 1e-4
+    ).all()
+    mixed = "mix" in str(spec)
+    assert one[1].shape == ((8, 7) if mixed else (8,)) and (
+        not mixed or one[1].sum(1).sub(1).abs().max() < 1e-6
+    )
+    assert not list(change.parameters()) and not change.state_dict()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_augmentation_is_the_same_on_a_gpu(spec):
+    x, y = _batch()
+    torch.manual_seed(1)
+    one = _change(*spec, about=COLOUR)(x, y)
+    torch.manual_seed(1)
+    two = _change(*spec, about=COLOUR)(x.cuda(), y.cuda())
+    # a rounded byte may fall on the other side
+    tolerance = 0.05 if "randaugment" in str(spec) else 1e-4
+    torch.testing.assert_close(two[0].cpu(), one[0], atol=tolerance, rtol=0)
+    torch.testing.assert_close(two[1].cpu(), one[1])
+
+
+@pytest.mark.parametrize(
+    "entry, message",
+    [
+        ("crops 4", "did you mean crop"),
+        ("crop", "followed by 1 number"),
+        ("crop -1", "not negative"),
+        ("crop 2.5", "whole number"),
+        ("flip x", "expected flip"),
+        ("mixup 0", "expected mixup"),
+        ("rotate nan", "expected rotate"),
+        ("rotate 1 2", "expected rotate"),
+        (["jitter"], "expected jitter"),
+        (["either"], "not known"),
+        ("jitter 0.1 0.1 0.1", "expected jitter followed by 1 to 2 numbers"),
+        ("flip 0.5 0.5", "expected flip followed by 0 to 1 number, "),
+        ("randaugment 2 9 1", "0 to 2 numbers"),
+        (["either", "crop x"], "expected crop"),
+        ([], "not known"),
+        (3, "not known"),
+        ("", "not known"),
+        ("centrecrop 0", "expected centrecrop"),
+        ("flip 2", "not negative, at most 1, for"),
+        ("jitter 0.4 0.6", "not negative, the second at most 0.5, for"),
+        ("randaugment 2 31", "whole number, the second at most 30, for"),
+    ],
+)
+def test_wrong_entries_are_refused(entry, message):
+    with pytest.raises(ValueError, match=message):
+        aug.augmentation([entry], COLOUR)
+
+
+def test_images_are_needed_for_all_but_mixup():
+    assert (
+        aug.augmentation([], COLOUR) is None
+        and aug.augmentation((), data.info("mnist1d")) is None
+    )
+    with pytest.raises(ValueError, match="mnist1d has no images"):
+        aug.augmentation(["mixup 1", "flip"], data.info("mnist1d"))
+    x, y = aug.augmentation(["mixup 1"], data.info("mnist1d"))(
+        *data.load("mnist1d", "train", first=6)
+    )
+    assert x.shape == (6, 1, 40) and y.shape == (6, 10)
+    with pytest.raises(ValueError, match="cannot be cut from images of 9 × 11"):
+        _change("centrecrop 10")(*_batch())
+
+
+def test_linear_maps_in_a_row_are_one():
+    """The composed map against a point followed through the single maps: a
+    white pixel ends where the maps send it.
+    """
+    image = torch.zeros(1, 1, 41, 41, dtype=torch.float64)
+    image[0, 0, 14, 25] = 1  # (right, down) from the centre: (5, −6)
+    change = _change("translate 0.1", "rotate 40", "translate 0.05")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        out, _ = change(image, torch.zeros(1, dtype=torch.int64))
+        torch.manual_seed(seed)
+        first, turn, last = (2 * torch.rand(1, 2) - 1 for _ in range(3))
+        point = (
+            torch.tensor([5.0, -6.0], dtype=torch.float64) + 0.1 * 41 * first[0]
+        )
+        # clockwise with the vertical axis down
+        angle = math.radians(40 * float(turn[0, 0]))
+        point = (
+            torch.stack(
+                [
+                    point[0] * math.cos(angle) - point[1] * math.sin(angle),
+                    point[0] * math.sin(angle) + point[1] * math.cos(angle),
+                ]
+            )
+            + 0.05 * 41 * last[0]
+        )
+        place = torch.arange(41, dtype=torch.float64) - 20
+        centre = (
+            torch.stack(
+                [
+                    (out[0, 0] * place[None]).sum(),
+                    (out[0, 0] * place[:, None]).sum(),
+                ]
+            )
+            / out.sum()
+        )
+        torch.testing.assert_close(centre, point, atol=0.35, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name, row, column",
+    [
+        ("move x", 10, 28),
+        ("move y", 19, 10),
+        ("shear x", 10, 13),
+        ("shear y", 13, 10),
+    ],
+)
+def test_where_the_full_magnitude_moves_a_pixel(name, row, column):
+    "By 0.45 of 40 and of 20 pixels; by 0.3 of the other coordinate, 10."
+    pytest.importorskip("kornia")
+    v = torch.zeros(1, 3, 20, 40)
+    v[:, :, 10, 10] = 1
+    moved = aug.OPERATIONS[name](v, torch.ones(1))
+    torch.testing.assert_close(moved[0, :, row, column], torch.ones(3))
+    assert moved.sum() < 3.001
+
+
+@pytest.mark.parametrize("magnitude", [0.3, -0.3, 1.0, -1.0])
+def test_operations_against_pillow(magnitude):
+    """RandAugment was published with Pillow's operations: on bytes, so equal up
+    to the rounding, and solarization at one threshold.
+    """
+    pytest.importorskip("kornia")
+    pytest.importorskip("PIL")
+    from PIL import Image, ImageEnhance, ImageOps
+
+    random = np.random.default_rng(0)
+    pixels = np.clip(
+        random.normal(110, 35, (24, 30, 3))
+        + np.linspace(-40, 40, 30)[None, :, None],
+        20,
+        235,
+    ).astype(np.uint8)
+    picture, v = (
+        Image.fromarray(pixels),
+        torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255,
+    )
+    factor = 1 + 0.9 * magnitude
+    theirs = {
+        "brightness": ImageEnhance.Brightness(picture).enhance(factor),
+        "saturation": ImageEnhance.Color(picture).enhance(factor),
+        "contrast": ImageEnhance.Contrast(picture).enhance(factor),
+        "sharpness": ImageEnhance.Sharpness(picture).enhance(factor),
+        "bits": ImageOps.posterize(picture, 8 - round(4 * abs(magnitude))),
+        "solarize": ImageOps.solarize(
+            picture, math.ceil(255 * (1 - abs(magnitude)))
+        ),
+        "stretch": ImageOps.autocontrast(picture),
+        "equalize": ImageOps.equalize(picture),
+    }
+    for name, reference in theirs.items():
+        ours = (
+            aug.OPERATIONS[name](v, torch.tensor([magnitude]))[0]
+            .permute(1, 2, 0)
+            .numpy()
+            * 255
+        )
+        assert np.abs(ours - np.asarray(reference)).max() < 1.5, name
+
+
+def test_an_even_channel_is_not_stretched():
+    pytest.importorskip("kornia")
+    v = torch.rand(2, 3, 4, 5)
+    v[0, 1] = 0.7
+    stretched = aug.OPERATIONS["stretch"](v, torch.ones(2))
+    assert torch.equal(stretched[0, 1], v[0, 1])
+    assert abs(stretched[1, 2].max() - 1) < 1e-4 and stretched[1, 2].min() == 0
+
+
+def test_without_kornia_the_error_says_what_to_install(monkeypatch):
+    "Before training begins; mixtures of images do not need it."
+    monkeypatch.setitem(sys.modules, "kornia", None)
+    for entry in ("randaugment 2 9", "flip", ["either", "mixup", "rotate 5"]):
+        with pytest.raises(
+            ImportError, match=r'pip install "\.\[experiments\]" in the'
+        ):
+            aug.augmentation([entry], COLOUR)
+    x, _ = aug.augmentation(["mixup 1", "cutmix 1"], COLOUR)(*_batch())
+    assert x.isfinite().all()
+
+
+def test_labels_that_are_probabilities_already_are_mixed_again():
+    x, y = _batch()
+    p = torch.nn.functional.one_hot(y, 7).float() * 0.9 + 0.1 / 7
+    for spec in (["mixup 1", "cutmix 1"], ["cutmix 1"]):
+        _, mixed = aug.augmentation(spec, COLOUR)(x, p)
+        torch.testing.assert_close(mixed.sum(0), p.sum(0))
+        torch.testing.assert_close(mixed.sum(1), torch.ones(8))
+
+
+def test_mixup_labels_say_what_the_pixels_show():
+    x = torch.arange(7.0)[:, None, None, None].expand(7, 2, 3, 4)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        mixed, y = aug.mixup(x, torch.arange(7), 7, 1.0)
+        torch.testing.assert_close(mixed[:, 1, 2, 3], y @ torch.arange(7.0))
+        assert y.sum(0).sub(1).abs().max() < 1e-5
+
+
+def test_crops_come_from_every_place():
+    image = torch.arange(1.0, 36.0).view(1, 1, 5, 7)
+    crops, _ = _change("crop 2")(image.expand(1000, 1, 5, 7), None)
+    padded = torch.nn.functional.pad(image, (2, 2, 2, 2))
+    every = {
+        padded[0, 0, i : i + 5, j : j + 7].numpy().tobytes()
+        for i in range(5)
+        for j in range(5)
+    }
+    assert {crop.numpy().tobytes() for crop in crops[:, 0]} == every
+
+
+@pytest.mark.parametrize("entry, least", [("", 0.08), (" 0.5", 0.5)])
+def test_the_share_of_a_resized_crop(entry, least):
+    "From the slopes of images whose value is the column, and the row."
+    ramp = torch.arange(64.0).expand(64, 64)
+    x, _ = _change("resizedcrop 8" + entry)(
+        torch.stack([ramp, ramp.T]).expand(300, 2, 64, 64), None
+    )
+    width = (x[:, 0, 4, 6] - x[:, 0, 4, 1]) * 8 / 5
+    height = (x[:, 1, 6, 4] - x[:, 1, 1, 4]) * 8 / 5
+    share = width * height / 64**2
+    assert least - 0.02 < share.min() < least + 0.1 and share.max() > 0.9
+    assert 0.7 < (width / height).min() < (width / height).max() < 1.4
+
+
+@pytest.mark.parametrize("entry", ["jitter 0.4 0.2", "randaugment 3 20"])
+def test_a_grey_image_is_changed_as_one_in_colour(entry):
+    grey, found = torch.rand(8, 1, 9, 11), []
+    for x in (grey, grey.expand(8, 3, 9, 11)):
+        torch.manual_seed(5)
+        found.append(_change(entry)(x, None)[0])
+    assert found[0].shape == (8, 1, 9, 11) and not torch.equal(found[0], grey)
+    torch.testing.assert_close(found[0], found[1][:, :1])
+
+
+def test_a_probability_of_mirroring_is_taken():
+    x, _ = _batch()
+    assert torch.equal(_change("flip 1")(x, None)[0], x.flip(3))
+    assert torch.equal(_change("flip 0")(x, None)[0], x)
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 9.0, 15.0, 30.0])
+def test_magnitudes_of_randaugment_are_thirtieths(magnitude, monkeypatch):
+    """As in the paper, which counts from 0 to 30: the operations get the share,
+    with either sign, and `count` of them are done.
+    """
+    pytest.importorskip("kornia")
+    seen = []
+    monkeypatch.setattr(
+        aug,
+        "OPERATIONS",
+        {name: lambda v, m: (seen.append(m), v)[1] for name in "abc"},
+    )
+    x = torch.rand(60, 3, 4, 5)
+    assert torch.equal(aug.rand_augment(x, 4, magnitude), x)
+    drawn = torch.cat(seen)
+    assert (
+        len(drawn) == 4 * 60
+        and torch.equal(drawn.abs(), torch.full_like(drawn, magnitude / 30))
+        and (magnitude == 0 or len(drawn.unique()) == 2)
+    )
+    seen.clear()
+    aug.rand_augment(x)
+    # the defaults: twice, 9
+    assert torch.equal(torch.cat(seen).abs(), torch.full((2 * 60,), 0.3))
+
+
+@needs_datasets
+def test_text_comes_in_windows_of_the_length_that_the_small_models_read(
+    tmp_path,
+):
+    from normalnorm.experiments import models
+
+    (length,) = models.architecture("gpt").inputs
+    shapes = [
+        tuple(part.shape)
+        for pair in streams.text("lm1b", "train", 1, folder=_lm1b(tmp_path))
+        for part in pair
+    ]
+    assert len(shapes) > 2 and set(shapes) == {(1, length)} == {(1, 128)}
+
+
+def test_the_recipe_of_the_papers_is_understood():
+    change = _change("translate 0.1", "rotate 15", about=data.info("svhn"))
+    x, y = change(torch.zeros(4, 3, 32, 32), torch.arange(4))
+    assert (
+        x.shape == (4, 3, 32, 32)
+        and y.tolist() == [0, 1, 2, 3]
+        and str(change) == "Augmentation(translate 0.1, rotate 15.0)"
+    )
+
+
+def test_cutmix_pixels_come_from_one_of_two_images():
+    x = torch.arange(8.0)[:, None, None, None].expand(8, 1, 6, 5).clone()
+    for seed in range(50):
+        torch.manual_seed(seed)
+        mixed, y = aug.cutmix(x, torch.arange(8), 8, 1.0)
+        for i in range(8):
+            share = torch.bincount(mixed[i].flatten().long(), minlength=8) / 30
+            # the label is the histogram of the pixels
+            torch.testing.assert_close(y[i], share)
+
+
+def test_nothing_of_torchvision_is_used():
+    pytest.importorskip("kornia")
+    code = (
+        "import sys; sys.modules['torchvision'] = None; import torch; from "
+        "normalnorm.experiments import augmentation as a, data, hub\n"
+        "about = data.info('fashion'); x, y = data.load('fashion', "
+        "'train', first=4)\nspec = ['crop 2', 'flip', 'jitter 0.2', "
+        "'rotate 3', 'mixup 1', 'randaugment 2 9']\n"
+        "print(a.augmentation(spec, about)(x, y)[0].shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "[4, 1, 28, 28]" in done.stdout, done.stderr
+
+
+def test_state_of_copies_is_independent():
+    change = _change("crop 1")
+    other = copy.deepcopy(change)
+    assert str(other) == str(change) == "Augmentation(crop 1)"
+
+
+# ---- what is published about the sets ---------------------------------------
+
+# examples that train and those that test; classes; shape: from the pages of the
+# sets
+PUBLISHED = {
+    "cifar10": (50_000, 10_000, 10, (3, 32, 32)),
+    "cifar100": (50_000, 10_000, 100, (3, 32, 32)),
+    "svhn": (73_257, 26_032, 10, (3, 32, 32)),
+    "stl10": (5_000, 8_000, 10, (3, 96, 96)),
+    "tinyimagenet": (100_000, 10_000, 200, (3, 64, 64)),
+    "caltech101": (8_677, None, 101, None),
+    "food101": (75_750, 25_250, 101, None),
+    "imagenet": (1_281_167, 50_000, 1000, None),
+    "lm1b": (30_301_028, 306_688, 256, None),
+}
+
+
+@pytest.mark.parametrize("name", hub.ENTRIES)
+def test_sizes_and_classes_are_the_published_ones(name):
+    train, test, classes, shape = PUBLISHED[name]
+    entry, known = hub.ENTRIES[name], data.info(name)
+    assert (
+        list(entry.examples.values()) == [n for n in (train, test) if n]
+        and len(known.classes) == classes
+    )
+    assert shape is None or known.shape == shape
+    parts = {
+        split: len(
+            hub.positions(
+                entry, split, train if split != "test" or test is None else test
+            )[1]
+        )
+        for split in data.SPLITS
+    }
+    assert parts["train"] + parts["validation"] + (
+        parts["test"] if test is None else 0
+    ) == train and parts["test"] == (test or parts["test"])
+
+
+def test_sets_without_a_hub_say_their_shape_and_range():
+    for name, shape, largest, sizes in (
+        ("fashion-mnist", (1, 28, 28), 255, (55_000, 5_000, 10_000)),
+        ("fashion", (1, 28, 28), 255, (4000, 1000, 5000)),
+        ("digits", (1, 8, 8), 16, (1197, 300, 300)),
+        ("mnist1d", (1, 40), 0, (3200, 800, 1000)),
+        ("glyphs", (3, 32, 32), 255, (20_000, 1000, 3000)),
+    ):
+        known = data.info(name)
+        assert (
+            known.shape,
+            known.largest,
+            tuple(known.sizes[s] for s in data.SPLITS),
+        ) == (shape, largest, sizes)
+
+
+def test_a_set_too_large_for_memory_is_not_loaded(monkeypatch):
+    "Four gigabytes of float32 are the limit: 2³⁰ numbers."
+
+    class Large:
+        def __init__(self, count):
+            self.count = count
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, index):
+            return torch.zeros(len(index), 1), index
+
+    shape = data.info("imagenet").shape
+    fits = 2**30 // math.prod(shape)
+    for count in (fits, fits + 1):
+        monkeypatch.setattr(
+            data, "dataset", lambda *a, count=count, **o: Large(count)
+        )
+        if count == fits:
+            assert data.load("imagenet", "train")[1].tolist() == list(
+                range(fits)
+            )
+        else:
+            with pytest.raises(
+                data.DataError, match="4 GB as float32. Take fewer examples"
+            ):
+                data.load("imagenet", "train")
+
+
+@needs_datasets
+def test_the_identity_of_a_stream_is_that_of_its_first_examples(tmp_path):
+    hashes = []
+    for words in ("one", "two"):
+        folder = tmp_path / words
+        folder.mkdir()
+        for source in hub.ENTRIES["lm1b"].examples:
+            datasets.Dataset.from_dict(
+                {"text": [f"{words} {n}" for n in range(9)]}
+            ).to_parquet(folder / f"{source}-00000-of-00001.parquet")
+        hashes += [
+            hub.fingerprint("lm1b", folder),
+            hub.fingerprint("lm1b", folder),
+        ]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]

@@ -1,0 +1,55 @@
+"""The recipe behind the chapter on weights' lengths, and attacks by a peer on
+its networks.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from normalnorm.experiments.recipes import growth
+from normalnorm.experiments.results import by_arm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("norm", growth.NORMS)
+def test_which_weights_are_invariant(norm):
+    torch.manual_seed(0)
+    model = growth.network(norm).double()
+    x = torch.randn(5, 1, 14, 14, dtype=torch.float64)
+    before = model(x)
+    growth.multiply(model, "convolutions", 4.0)
+    apart = (model(x) - before).abs().max()
+    assert (apart < 1e-3) == (norm != "none")
+    growth.multiply(model, "convolutions", 0.25)
+    growth.multiply(model, "classifier", 4.0)
+    torch.testing.assert_close(model(x), 4 * before)
+
+
+def test_root_mean_square_of_a_whole_image():
+    x = torch.randn(3, 4, 5, 7)
+    ours = growth.WholeRMS(4, eps=1e-5)
+    theirs = torch.nn.RMSNorm((4, 5, 7), eps=1e-5)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_the_first_seeds_without_decay_are_multiplied():
+    for arm, rows in by_arm("weight-growth", out=ROOT / "results").items():
+        assert [row["seed"] for row in rows if "scaled" in row] == (
+            [0, 1] if arm.endswith("nothing") else []
+        )
+
+
+def test_attacks_are_those_of_torchattacks():
+    row = json.loads((ROOT / "results/torchattacks.json").read_text())
+    assert row["torchattacks"] and set(row["found"]) == set(growth.NORMS)
+    for found in row["found"].values():
+        assert {r["attack"] for r in found} == {"fgsm", "pgd"}
+        for r in found:
+            assert r["largest"] < 1e-6 and r["pixels"] == 0
+            assert r["ours"] == r["theirs"]
+        # an attack that does nothing would agree as well
+        pgd = [r["ours"] for r in found if r["attack"] == "pgd"]
+        assert pgd[-1] < pgd[0] - 5

@@ -1,0 +1,476 @@
+"""Recipes: what an arm is made of, at each scale.
+
+The committed rows say what was run, the authors' published configuration files
+what the paper's runs were."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from normalnorm.experiments import data, results, tables
+from normalnorm.experiments.optimization import Settings
+from normalnorm.experiments.recipes import first, given_noise, proxy
+from normalnorm.experiments.recipes.first import first_experiment, initial_model
+from normalnorm.experiments.results import Contrast, Deviation
+from normalnorm.experiments.statistics import factorial
+from tests.peers import installed
+
+ROOT = Path(__file__).resolve().parents[2]
+SCALES = [
+    (scale, arm)
+    for scale in first_experiment.scales
+    for arm in first_experiment.scales[scale]
+]
+
+
+def test_committed_rows_are_runs_of_the_recipe():
+    "Every arm ten times, each row with the configuration that the recipe has."
+    rows = list(
+        results.scan("first-experiment", "book", ROOT / "results").rows.values()
+    )
+    book = first_experiment.scales["book"]
+    assert len(rows) == 10 * len(book) == 80
+    for row in rows:
+        assert row["config"] == json.loads(json.dumps(book[row["arm"]]))
+
+
+COMMITTED = sorted(
+    name
+    for name, recipe in results.recipes().items()
+    if (ROOT / "results" / name / "book").is_dir() and not recipe.grid
+)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_all_runs_of_a_committed_recipe_are_there(name):
+    "Each arm and seed of its present configuration, and none besides."
+    jobs = results.plan(name, "book", out=ROOT / "results")
+    found = results.scan(results.find(name), "book", ROOT / "results")
+    assert found.problems == []
+    assert {job.path for job in jobs} == set(found.rows)
+
+
+def test_two_switches_of_the_committed_rows():
+    """Main effects and interaction of the residual network after the last
+    epoch, against the analysis of variance of statsmodels; and in digits.
+    """
+    anova = installed("statsmodels.stats.anova").AnovaRM
+    import pandas  # comes with statsmodels
+
+    names = [
+        "ResNet BN",
+        "ResNet BNN without noise",
+        "ResNet BN with noise",
+        "ResNet BNN",
+    ]
+    rows = sorted(
+        (
+            row
+            for row in results.rows(first_experiment, "book", ROOT / "results")
+            if row["arm"] in names
+        ),
+        key=lambda row: row["seed"],
+    )
+    found = factorial(
+        *(
+            [row["metrics"]["test_last"] for row in rows if row["arm"] == name]
+            for name in names
+        )
+    )
+    table = (
+        anova(
+            pandas.DataFrame(
+                [
+                    {
+                        "seed": row["seed"],
+                        "transform": names.index(row["arm"]) % 2,
+                        "noise": names.index(row["arm"]) // 2,
+                        "accuracy": row["metrics"]["test_last"],
+                    }
+                    for row in rows
+                ]
+            ),
+            "accuracy",
+            "seed",
+            within=["transform", "noise"],
+        )
+        .fit()
+        .anova_table
+    )
+    for name, test in zip(("transform", "noise", "transform:noise"), found):
+        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
+    assert [
+        f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
+        f"{test.summary.high:+.2f}]"
+        for test in found
+    ] == [
+        "+0.19 [-0.01, +0.39]",
+        "+0.16 [-0.04, +0.36]",
+        "+0.24 [+0.05, +0.43]",
+    ]
+
+
+def test_the_caption_says_what_was_tuned():
+    rows = results.rows(first_experiment, "book", ROOT / "results")
+    said = tables.caption(first_experiment, "book", rows)
+    assert "pilot runs of the plain arms" in said and (
+        "No arm was tuned" not in said
+    )
+
+
+@pytest.mark.parametrize("scale, arm", SCALES)
+def test_each_arm_builds_for_its_data(scale, arm):
+    "And its training settings are accepted."
+    config = first_experiment.scales[scale][arm]
+    shape = data.info(config["data"]).shape
+    small = {"digits": (1, 8, 8), "fashion": (1, 28, 28)}
+    assert shape == small.get(config["data"], (3, 32, 32))
+    model = initial_model(config, 0)
+    with torch.no_grad():
+        assert model(torch.randn(2, *shape)).shape == (2, 10)
+    assert Settings(**config["train"]).epochs == config["train"]["epochs"]
+
+
+def test_arms_differ_by_transform_and_noise_only():
+    "Four of a model: without either, with one, with both; noise as published."
+    for arms in first_experiment.scales.values():
+        for model, plain, full, noise in (
+            ("ResNet", "BN", "BNN", 0.4),
+            ("ViT", "LN", "LNN", 1.0),
+        ):
+            wanted = {
+                plain: (False, 0.0),
+                full: (True, noise),
+                f"{full} without noise": (True, 0.0),
+                f"{plain} with noise": (False, noise),
+            }
+            kept = []
+            for name, (transform, xi) in wanted.items():
+                config = dict(arms[f"{model} {name}"])
+                norm = config.pop("norm")
+                assert (norm["transform"], norm["noise"]) == (transform, xi)
+                kept.append(config)
+            assert all(config == kept[0] for config in kept)
+        assert len(arms) == 8
+
+
+def test_the_paper_scale_is_what_the_authors_published():
+    arms = first_experiment.scales["paper"]
+    steps = {"schedule": "steps", "milestones": [60, 120, 180], "epochs": 200}
+    residual, vit = arms["ResNet BNN"], arms["ViT LNN"]
+    assert (residual["model"], residual["data"]) == (
+        "cifar_resnet18",
+        "cifar10",
+    )
+    assert residual["train"] == {
+        **steps,
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+    }
+    assert (vit["model"], vit["data"]) == ("vit", "svhn")
+    assert vit["train"] == {
+        **steps,
+        "batch": 32,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+    }
+    assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
+    assert Settings(**residual["train"]).optimizer == "sgd"
+    assert residual["images"] is None and vit["images"] is None
+
+
+def test_the_smoke_scale_takes_seconds():
+    "Two epochs of 256 small images."
+    for config in first_experiment.scales["smoke"].values():
+        assert config["images"] == 256 and config["data"] == "digits"
+        assert config["train"]["epochs"] == 2
+        assert config["train"]["batch"] == 32
+        count = sum(p.numel() for p in initial_model(config, 0).parameters())
+        assert count < 10_000
+
+
+# ---- what is stated before the runs ----
+
+RECIPES = list(results.recipes().values())
+GIVEN_NOISE = [
+    recipe
+    for recipe in RECIPES
+    if recipe.name.startswith("transform-given-noise")
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
+def test_every_recipe_states_what_it_is_for(recipe):
+    assert recipe.unstated() == []
+    text = tables.stated(recipe, "book")
+    assert str(recipe.comparisons) in text and "missing" not in text
+    # made for a contrast, or exploratory
+    assert bool(recipe.primary) != bool(recipe.exploratory)
+    for contrast, count, difference in recipe.detectable("book"):
+        assert count == len(recipe.seeds_at("book"))
+        assert f"{difference:.2g} in" in text
+        assert recipe.deviation[contrast.metric].source in text
+
+
+def test_recipes_that_leave_something_open_are_refused():
+    whole = given_noise.given_noise
+    change = lambda **fields: dataclasses.replace(whole, **fields).unstated()
+    metric = whole.primary[0].metric
+    for gap, fields in (
+        ("no primary contrast", {"primary": ()}),
+        ("no deviation of test_last", {"deviation": {}}),
+        (
+            "deviation of test_last is not above 0",
+            {"deviation": {metric: Deviation(0.0, "a pilot")}},
+        ),
+        (
+            "its source is not named",
+            {"deviation": {metric: Deviation(1.0, "")}},
+        ),
+        ("would count as none", {"negligible": {metric: 0.5}}),
+        ("no seeds at scale book", {"seeds": {"smoke": 2}}),
+        ("which split judged", {"tuned_on": ""}),
+        ("is unknown", {"tuned_on": "unknown", "tuned": ""}),
+        (
+            "a grid is tuned",
+            {
+                "tuned_on": "nothing",
+                "grid": {
+                    arm: {"train.lr": (0.1, 0.2)} for arm in given_noise.ARMS
+                },
+            },
+        ),
+    ):
+        gaps = change(**fields)
+        assert any(gap in said for said in gaps), (gap, gaps)
+    for fields, message in (
+        (
+            {"primary": (Contrast("BN", "BNN", "train_last"),)},
+            "none of the comparisons",
+        ),
+        (
+            {"primary": (Contrast("BNN", "BN", "test_last"),)},
+            "none of the comparisons",
+        ),
+        ({"tuned_on": "test"}, "tuned_on='test', expected one of nothing"),
+        (
+            {"switches": (results.Switches("a", "b", ("BN", "x", "y", "z")),)},
+            "`switches` names the arm 'x'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(whole, **fields)
+
+
+FIRST = "30064ed2:results/first-experiment/book/rows.jsonl"
+
+
+def test_what_is_said_of_the_pilot_rows_is_in_them():
+    """The deviation from which the detectable difference follows: root mean
+    square over five contrasts of the residual network, last epoch, in the rows
+    that were there when it was stated.
+    """
+    kept = subprocess.run(
+        ["git", "-C", str(ROOT), "show", FIRST], capture_output=True, text=True
+    )
+    if kept.returncode:
+        pytest.skip("a clone without the history")
+    rows = [
+        row | {"arm": row["arm"].removeprefix("ResNet ")}
+        for row in (
+            json.loads(line)["row"] for line in kept.stdout.split("\n") if line
+        )
+        if row["arm"].startswith("ResNet")
+    ]
+    spreads = [
+        torch.tensor(tables.differences(rows, *pair, "test_last")).var()
+        for pair in given_noise.given_noise.compare
+    ]
+    assert len(spreads) == 5
+    found = torch.stack(spreads).mean().sqrt().item()
+    stated = given_noise.given_noise.deviation["test_last"].value
+    assert abs(found - stated) < 0.01
+    # by simulation, without the noncentral distribution
+    ((_, count, difference),) = given_noise.given_noise.detectable("book")
+    d = difference + stated * torch.randn(
+        20_000, count, generator=torch.Generator().manual_seed(0)
+    )
+    t = d.mean(1) / (d.std(1) / count**0.5)
+    assert abs((t.abs() > 2.0687).double().mean() - 0.8) < 0.01
+    assert count == 24
+
+
+@pytest.mark.parametrize(
+    "recipe, count",
+    [(given_noise.given_noise_500, 4), (given_noise.given_noise_glyphs, 1)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
+    """And what is said of them is in their rows: the deviation of the primary
+    contrast, or of a single seed the difference.
+    """
+    rows = results.rows(recipe, "book", ROOT / "results" / "pilot")
+    (contrast,) = recipe.primary
+    d = torch.tensor(tables.differences(rows, *contrast))
+    assert {row["seed"] for row in rows} == set(range(100, 100 + count))
+    assert len(d) == count and len(rows) == 2 * count
+    said = f"{d.std().item():.2f}" if count > 1 else f"{d.item():.1f}"
+    assert said in recipe.deviation[contrast.metric].source
+    assert not {row["seed"] for row in rows} & set(recipe.seeds_at("book"))
+
+
+# ---- the first experiment made anew ----
+
+
+@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+def test_four_arms_differ_by_the_two_switches_only(recipe):
+    assert {other.name for other in GIVEN_NOISE} == {
+        f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")
+    }
+    for arms in recipe.scales.values():
+        assert set(arms) == set(given_noise.ARMS)
+        kept = []
+        for arm, switches in zip(
+            given_noise.ARMS,
+            ((False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)),
+        ):
+            config = dict(arms[arm])
+            norm = config.pop("norm")
+            assert norm == {
+                "kind": "batch",
+                "transform": switches[0],
+                "noise": switches[1],
+            }
+            kept.append(config)
+        assert all(config == kept[0] for config in kept) and kept[0]["draw"]
+        assert Settings(**kept[0]["train"]).validate_every == 1
+    assert not set(recipe.seeds_at("book")) & set(
+        first_experiment.seeds_at("book")
+    )
+    assert recipe.switches[0].arms == given_noise.ARMS
+    assert recipe.primary == (("BN with noise", "BNN", "test_last"),)
+
+
+def test_images_are_drawn_by_the_seed_and_are_the_same_for_all_arms(
+    monkeypatch,
+):
+    seen = []
+
+    def look(model, parts, settings, seed, *args, **options):
+        seen.append((seed, parts))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "train", look)
+    for seed in (10, 11):
+        for arm in given_noise.ARMS:
+            with pytest.raises(KeyboardInterrupt):
+                first.run(given_noise.given_noise.scales["smoke"][arm], seed)
+    images = [parts["train"][0] for _, parts in seen]
+    assert all(torch.equal(images[0], other) for other in images[1:4])
+    assert all(torch.equal(images[4], other) for other in images[5:])
+    assert not torch.equal(images[0], images[4])
+    wanted = data.load("digits", "train", 256, draw=10)
+    assert torch.equal(seen[0][1]["train"][1], wanted[1])
+    for split in ("validation", "test"):
+        assert torch.equal(seen[0][1][split][0], data.load("digits", split)[0])
+
+
+def test_a_run_records_what_the_chapter_will_ask(tmp_path):
+    recipe = given_noise.given_noise
+    (row,) = results.run_recipe(
+        recipe, "smoke", seeds=[3], arms=["BNN"], out=tmp_path, device="cpu"
+    )
+    metrics, config = row["metrics"], row["config"]
+    assert set(recipe.columns) <= set(metrics)
+    right = first.unpack_bits(row["test_right"])
+    assert len(right) == data.info("digits").sizes["test"]
+    assert 100 * right.double().mean().item() == pytest.approx(
+        metrics["test_last"], abs=1e-4
+    )
+    measured = config["measure"]
+    assert row["attenuation"].keys() == {"input", "stem_norm"}
+    for at, places in row["attenuation"].items():
+        assert places[at] == pytest.approx(measured["noise"] ** 2, rel=0.1)
+        assert "output" in places and "stages.2.norm2" in places
+    for attack in ("fgsm", "pgd"):
+        under = row["robust"][attack]
+        assert list(under) == ["4", "8"]
+        clean = 100 * right[: measured["images"]].double().mean().item()
+        assert all(accuracy <= clean + 1e-3 for accuracy in under.values())
+    assert row["gamma"].keys() == row["gaussianity"]["after"].keys()
+    assert all(
+        of["least"] <= of["mean"] <= of["largest"]
+        for of in row["gamma"].values()
+    )
+    assert all(
+        len(layer["qq"]) == 21 for layer in row["gaussianity"]["after"].values()
+    )
+    # the weights that were measured are the last ones, on a second reading too
+    assert results.run_recipe(
+        recipe, "smoke", seeds=[3], arms=["BNN"], out=tmp_path, device="cpu"
+    ) == [row]
+
+
+@pytest.mark.parametrize(
+    "recipe, arm",
+    [(first_experiment, "ResNet BNN"), (proxy.proxy, "GN")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_run_that_validates_at_the_end_only_has_no_chosen_epoch(recipe, arm):
+    config = recipe.scales["smoke"][arm]
+    whole, short = (
+        recipe.run(config | {"train": config["train"] | more}, 0)["metrics"]
+        for more in ({}, {"validate_every": 0})
+    )
+    for metrics in (whole, short):
+        metrics.pop("seconds")
+    left = {k: v for k, v in whole.items() if "chosen" not in k}
+    assert short == left and len(left) < len(whole)
+
+
+def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
+    "Its configuration does not, and keeps its hash: it is a committed row's."
+    config = proxy.proxy.scales["smoke"]["BN"]
+    (row,) = results.run_recipe(
+        "proxy-norm", "smoke", [3], tmp_path, "cpu", arms=["BN"]
+    )
+    assert "draw" not in config and row["drawn_hash"] == data.data_hash(
+        "digits", first=config["images"], draw=3
+    )
+    jobs = {
+        job.hash
+        for job in results.plan("proxy-norm", "book", out=ROOT / "results")
+    }
+    rows = results.rows("proxy-norm", "book", ROOT / "results")
+    assert jobs == {row["hash"] for row in rows} and len(jobs) == 120
+
+
+def test_bits_are_packed_and_unpacked():
+    for count in (0, 1, 7, 8, 9, 5000):
+        right = torch.rand(count) < 0.8
+        packed = json.loads(json.dumps(first.pack_bits(right)))
+        assert torch.equal(first.unpack_bits(packed), right)
+
+
+@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+def test_the_smoke_scale_of_each_runs_and_is_reported(recipe, tmp_path):
+    "Two seeds of four arms; primary, factors and equivalence in the report."
+    rows = results.run_recipe(recipe, "smoke", out=tmp_path, device="cpu")
+    assert len(rows) == 8
+    text = tables.report(recipe, tmp_path)
+    for part in (
+        "primary: BNN − BN with noise, test accuracy, last epoch (%)",
+        "main effect of transform",
+        "main effect of noise",
+        "interaction",
+        "Comparisons: 32",
+        f"tuned on: {recipe.tuned_on}",
+        *(f"(±{bound:g})" for bound in recipe.negligible.values()),
+    ):
+        assert part in text, part

@@ -1,0 +1,401 @@
+"""An engine is one file in a folder: it is found, chosen by its name, asked for
+what it covers, and second derivatives are the definition's.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import normalnorm
+from normalnorm.layers import backends, functional
+from normalnorm.layers.engines import compiled
+from tests.peers import FOLLOWS, TORCH
+
+ROOT = Path(normalnorm.__file__).parents[1]
+
+# Of rows of two axes: the plain normalizer, by hand.
+TOY = """
+import torch
+from normalnorm.layers.backends import (
+    Engine, Normalization, by_definition, register)
+from normalnorm.theory.gradient import Identity
+
+CALLS = []
+
+
+class Rows:
+    def forward(self, problem, keep):
+        CALLS.append("forward")
+        u = problem.u
+        var, mean = torch.var_mean(u, 1, correction=0, keepdim=True)
+        out = (u - mean) * (var + problem.rule.eps).rsqrt()
+        results = (out, mean, var) if problem.wanted else out
+        return results, (u,) if keep else (), problem.rule
+
+    def backward(self, state, saved, grads, needs):
+        if grads[0] is None or any(g is not None for g in grads[1:]):
+            return None
+        CALLS.append("backward")
+        (u,), g = saved, grads[0]
+        var, mean = torch.var_mean(u, 1, correction=0, keepdim=True)
+        rate = (var + state.eps).rsqrt()
+        h = (u - mean) * rate
+        return (rate * (g - g.mean(1, keepdim=True)
+                        - h * (g * h).mean(1, keepdim=True)), None, None)
+
+    def definition(self, state, saved):
+        CALLS.append("definition")
+        return by_definition(saved[0], None, None, (1,), state)
+
+
+class Toy(Engine):
+    name = "toy"
+
+
+def offer(problem):
+    rule = problem.rule
+    return Rows() if (
+        problem.u.ndim == 2 and tuple(problem.dim) in ((1,), (-1,))
+        and problem.weight is None and problem.bias is None
+        and problem.statistics is None and not problem.running
+        and not rule.noise
+        and isinstance(rule.gaussianizer.reduced(), Identity)) else None
+
+
+register(Toy()).offers[Normalization] = offer
+"""
+
+USED = """
+    import json, sys, torch
+    import normalnorm.layers.engines as engines
+    engines.__path__.append(sys.argv[1])
+    import normalnorm
+    from normalnorm.layers.backends import (
+        engines as known, get_backend, normality_norm, set_backend)
+
+    def both(u, **options):
+        "Results, statistics, first and second derivatives."
+        found = []
+        for backend in ("toy", "eager"):
+            x = u.clone().requires_grad_()
+            with set_backend(backend):
+                out, used = normality_norm(x, (1,), **options)
+                first, = torch.autograd.grad(
+                    out.sin().sum(), x, retain_graph=True)
+                again, = torch.autograd.grad(
+                    out.sin().sum(), x, create_graph=True)
+                second, = torch.autograd.grad(again.square().sum(), x,
+                                              retain_graph=True)
+                of_var, = torch.autograd.grad(used.var.sum(), x)
+            found.append([out, used.mean, used.var, first, again, second,
+                          of_var])
+        return [(a - b).abs().max().item() for a, b in zip(*found)]
+
+    torch.manual_seed(0)
+    before = get_backend()
+    set_backend("toy")
+    calls = sys.modules["normalnorm.layers.engines.toy"].CALLS
+    chosen, u = get_backend(), torch.randn(5, 40, dtype=torch.float64)
+    answer = {"before": before, "chosen": chosen, "known": list(known()),
+              "off": both(u, alpha=0.0)}
+    answer["calls"] = list(calls)
+    calls.clear()
+    answer["covered"] = [
+        max(both(u)), max(both(u, alpha=0.0, noise=0.4,
+                               seed=torch.tensor(3))), list(calls)]
+    with set_backend("toy"):
+        layer = normalnorm.LayerNormalNorm(
+            40, noise=0.0, alpha=0.0, elementwise_affine=False)
+        layer(u.float())
+    answer["layer"] = list(calls)
+    calls.clear()
+    with set_backend("auto"):
+        layer(u.float())
+        normality_norm(u, (1,), alpha=0.0)
+    answer["auto"] = list(calls)
+    print(json.dumps(answer))
+"""
+
+
+def test_one_file_is_an_engine(tmp_path):
+    (tmp_path / "toy.py").write_text(TOY)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(USED), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["before"], found["chosen"]) == ("auto", "toy")
+    assert {"native", "compiled", "toy"} <= set(found["known"])
+    assert len(found["off"]) == 7 and max(found["off"]) < 1e-12
+    # its own are the first pass, and what a second one sends back through the
+    # output; with a graph, and of a statistic, they are the definition's
+    assert found["calls"] == [
+        "forward",
+        "backward",
+        "definition",
+        "backward",
+        "definition",
+    ]
+    assert found["covered"][0] == 0 and found["covered"][1] == 0
+    assert found["covered"][2] == []  # what it does not cover
+    assert found["layer"] == ["forward"]
+    assert found["auto"] == []  # it is not automatic
+
+
+def test_an_engine_has_a_name_of_its_own(monkeypatch):
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
+    for name in ("", "auto", "eager"):
+        engine = backends.Engine()
+        engine.name = name
+        with pytest.raises(ValueError, match="a name of its own"):
+            backends.register(engine)
+    engine = backends.Engine()
+    engine.name = "nothing"
+    assert backends.register(engine) is engine
+    u = torch.randn(4, 3)
+    with backends.set_backend("nothing"):  # it covers nothing
+        assert backends.compute(backends.Normalization(u, (0,))) is None
+    with pytest.raises(ValueError, match="'anything' is not known"):
+        backends.set_backend("anything")
+    again = backends.Engine()
+    again.name = "nothing"
+    backends.register(again)
+    assert backends.engines()["nothing"] is again
+
+
+def test_who_is_asked_on_which_device(monkeypatch):
+    'By "auto", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere.'
+    asked = lambda device: [e.name for e in backends._engines_asked(device)]
+    with backends.set_backend("auto"):
+        assert asked("cpu") == ["native"] and asked("cuda") == ["compiled"]
+        assert asked("mps") == asked("xpu") == asked("meta") == []
+    for chosen, names in (
+        ("eager", []),
+        ("native", ["native"]),
+        ("compiled", ["compiled"]),
+    ):
+        with backends.set_backend(chosen):
+            assert asked("cpu") == asked("cuda") == names
+    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
+    toy = backends.Engine()
+    toy.name, toy.automatic = "toy", True
+    with pytest.raises(TypeError, match="a tuple of device types"):
+        backends.register(toy)
+    toy.automatic = ("mps", "cuda")
+    backends.register(toy)
+    with backends.set_backend("auto"):  # in their order
+        assert asked("cpu") == ["native"]
+        assert asked("cuda") == ["compiled", "toy"] and asked("mps") == ["toy"]
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Tensors on a CUDA device that is not there, as far as to the engine: its
+    first trial of the device, and what it is to compute, are written down.
+    """
+    log = []
+
+    def run(function, case, *choices):
+        log.append(
+            (
+                "tried" if case[0] == "tried out" else "computed",
+                case[-1].type if case[0] == "tried out" else case[0],
+            )
+        )
+        return lambda u, *_: (u, *(u.new_zeros(len(u), 1),) * 3)
+
+    monkeypatch.setattr(backends, "are_concrete", lambda *_: True)
+    monkeypatch.setattr(backends, "_instead", {})
+    monkeypatch.setattr(compiled, "_compiled", run)
+    # a slice of a tensor asks PyTorch whether it was built for CUDA
+    monkeypatch.setattr(compiled.core, "closed", lambda *_: True)
+    compiled._trouble.cache_clear()
+    with FakeTensorMode(), torch.no_grad(), backends.set_backend("auto"):
+        yield log
+    compiled._trouble.cache_clear()
+
+
+def test_auto_asks_for_compiled_layers_on_cuda(fakes):
+    layer = normalnorm.LayerNormalNorm(4, noise=0.0, device="cuda")
+    batch = normalnorm.BatchNormalNorm1d(4, noise=0.0, device="cuda")
+    u = torch.ones(3, 4, device="cuda")
+    for _ in range(2):
+        assert layer(u).device.type == "cuda"
+    assert fakes == [("tried", "cuda"), *[("computed", (-1,))] * 2]
+    # averages are not moved by the engine, but what they follow is its own
+    backends.normalize(u, (0,), weight=batch.weight.reshape(1, 4))
+    assert fakes[-1] == ("computed", (0,))
+    fakes.clear()
+    for wrong in (u.int(), u.double()):  # the definition's words
+        with pytest.raises(TypeError):
+            layer(wrong)
+    with pytest.raises(RuntimeError, match="device"):
+        backends.normalize(u, (1,), weight=torch.ones(4))
+    assert fakes == []
+    # a meta tensor has no values, whatever the choice
+    assert (
+        backends.compute(
+            backends.Normalization(torch.ones(3, 4, device="meta"), (1,))
+        )
+        is None
+    )
+
+
+def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
+    "With one warning; a trial on a CPU does not speak for CUDA."
+    compiled._ENGINE.try_out(torch.device("cpu"))
+
+    def fails(function, case, *choices):
+        fakes.append(case[-1].type)
+        raise RuntimeError("no Triton\nand more")
+
+    monkeypatch.setattr(compiled, "_compiled", fails)
+    u = torch.ones(3, 4, device="cuda")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert backends.compute(backends.Normalization(u, (1,))) is None
+    assert fakes == [("tried", "cpu"), "cuda"]
+    (text,) = [str(w.message) for w in seen]
+    assert "compiled kernel is not available on cuda:0" in text
+    assert text.endswith(
+        "one by one instead. The reason: RuntimeError: no Triton"
+    )
+    assert backends._instead == {("compiled", "cuda"): None}
+
+
+def test_a_case_that_the_compiler_gives_up_is_the_definitions(monkeypatch):
+    "With one warning for a case, forward or backward; others are compiled."
+    tries = []
+
+    def run(function, case, *choices):
+        tries.append(function)
+        if function is failing:
+            raise torch._dynamo.exc.TorchDynamoException("too large")
+        return function
+
+    monkeypatch.setattr(compiled, "_compiled", run)
+    u = torch.randn(5, 8).exp().requires_grad_()
+    (exact,) = torch.autograd.grad(
+        backends.core.normalize(u, (1,))[0].sin().sum(), u
+    )
+    for failing in (compiled._forward_pass, compiled._eager_backward):
+        monkeypatch.setattr(compiled, "_refused", set())
+        tries.clear()
+        with (
+            backends.set_backend("compiled"),
+            warnings.catch_warnings(record=True) as seen,
+        ):
+            warnings.simplefilter("always")
+            for _ in range(2):
+                out = backends.normalize(u, (1,))[0]
+                torch.testing.assert_close(
+                    torch.autograd.grad(out.sin().sum(), u)[0], exact
+                )
+            assert tries.count(failing) == 1
+            backends.normalize(u, (0,))  # another case
+            assert tries[-1] is compiled._forward_pass
+        first, *more = [str(w.message) for w in seen]
+        assert "too large" in first
+        assert len(more) == (failing is compiled._forward_pass)
+
+
+COMPILED_FIRST = """
+    import torch, normalnorm
+    torch.manual_seed(0)
+    u = torch.randn(8, 4)
+    layer = normalnorm.LayerNormalNorm(4, noise=0.0)
+    found = torch.compile(layer, fullgraph=True, backend="eager")(u)
+    torch.testing.assert_close(found, layer(u))
+"""
+
+
+@FOLLOWS
+def test_a_layer_is_compiled_before_any_other_call():
+    "In a process in which no engine has been asked for yet."
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COMPILED_FIRST)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+FUNCTIONS = {  # of autograd in the layer room, each with its reason
+    "core.py": {
+        "_Normalized",  # the operation
+        "_NormalizedBothModes",  # torch.compile refuses its jvp
+        "_Old",
+    },  # asks whether torch.func is active
+    "backends.py": {
+        "_ByEngine",  # torch.func's form costs too much
+        "Twice",
+    },  # tries that out
+    # of generated code, which holds the operators that they call
+    "engines/operators.py": {"_Normalize", "_Evaluate"},
+    "sync.py": {"_Exchange"},  # refuses to be differentiated
+    "sync_decorrelated.py": {"_Whitened"},
+}  # whitening of all processes
+
+
+def test_one_autograd_function_for_the_operation_and_one_for_engines():
+    found = {}
+    room = ROOT / "normalnorm" / "layers"
+    for path in room.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                name in ast.unparse(base)
+                for base in node.bases
+                for name in ("Function", "_Normalized")
+            ):
+                found.setdefault(str(path.relative_to(room)), set()).add(
+                    node.name
+                )
+    assert found == FUNCTIONS
+
+
+@pytest.mark.skipif(TORCH >= (2, 13), reason="its compiler reads the layers")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: normalnorm.BatchNormalNorm1d(6, noise=0.0),
+        lambda: normalnorm.LayerNormalNorm(6, noise=0.0),
+        lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
+        lambda: normalnorm.ProxyNorm(6, "relu"),
+        lambda: functional.layer_normal_norm,
+    ],
+)
+def test_an_old_compiler_leaves_layers_alone(make):
+    "Compiled with breaks: the numbers of the model that is not."
+    layer = make()
+    function = (
+        layer
+        if isinstance(layer, torch.nn.Module)
+        else (lambda x: layer(x, (6,)))
+    )
+    step = lambda x: function(2 * x).relu() + 1
+    torch.compiler.reset()
+    found, u = [], torch.randn(20, 6).exp()
+    for f in (step, torch.compile(step, backend="aot_eager")):
+        x = u.clone().requires_grad_()
+        out = f(x)
+        found.append((out, torch.autograd.grad(out.sin().sum(), x)[0]))
+    torch.testing.assert_close(*found)
+    torch.compiler.reset()

@@ -1,0 +1,326 @@
+"""What can be said of a GPU without one: how many operations a layer with noise
+makes, the bits of the generator in compiled code, and that the measurements of
+`benchmarks.gpu` run, go on and are marked.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import normalnorm
+from normalnorm.layers import noise
+from tests.peers import FOLLOWS
+
+ROOT = Path(normalnorm.__file__).parents[1]
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Calls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def calls(function) -> int:
+    with Calls() as counted:
+        function()
+    return counted.count
+
+
+def test_the_number_of_operations_of_noise_does_not_grow_with_its_size():
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    counts = {
+        calls(lambda: noise.normal_noise((1 << n,), seed, offset))
+        for n in (10, 24, 30)
+        for offset in (0, 3)
+    }
+    assert len(counts) == 1 and counts.pop() < 300
+    # on a CPU it does, in pieces that stay in the cache
+    here = torch.tensor(1)
+    assert calls(lambda: noise.normal_noise((1 << 18,), here)) > 3 * calls(
+        lambda: noise.normal_noise((1 << 16,), here)
+    )
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (normalnorm.LayerNormalNorm, lambda n: (n, 64)),
+        (normalnorm.BatchNormalNorm2d, lambda n: (n, 64, 2, 2)),
+    ],
+)
+def test_the_number_of_operations_of_a_layer_does_not_either(make, shape):
+    layer = make(64, noise=0.4, device="meta")
+
+    def step(n):
+        u = torch.empty(shape(n), device="meta", requires_grad=True)
+        torch.autograd.grad(layer(u).sum(), [u, *layer.parameters()])
+
+    few, many = (calls(lambda n=n: step(n)) for n in (16, 1 << 22))
+    assert few == many < 1500
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 2**40),
+    st.integers(1, 99),
+    st.integers(1, 9),
+    st.integers(-(2**62), 2**62),
+)
+def test_one_piece_and_many_give_the_same_bits(offset, count, piece, key):
+    seed, before = torch.tensor(key), noise._CHUNK
+    try:
+        noise._CHUNK = 1 << 40
+        whole = noise.normal_noise((count,), seed, offset)
+        noise._CHUNK = piece
+        parts = noise.normal_noise((count,), seed, offset)
+    finally:
+        noise._CHUNK = before
+    assert torch.equal(whole, parts)
+
+
+def test_one_piece_of_a_layers_size(monkeypatch):
+    seed = torch.tensor(2**61 + 5)
+    parts = noise.normal_noise((3, 7, 9001), seed, 2)
+    monkeypatch.setattr(noise, "_CHUNK", 1 << 40)
+    assert torch.equal(noise.normal_noise((3, 7, 9001), seed, 2), parts)
+
+
+def in_64_bits(counter: int, key: int) -> list[int]:
+    "Philox 4×32-10 in Python's integers, as the paper has it."
+    word = 0xFFFFFFFF
+    x, k = (
+        [counter & word, counter >> 32 & word, 0, 0],
+        [key & word, key >> 32 & word],
+    )
+    for _ in range(10):
+        p, q = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [q >> 32 ^ x[1] ^ k[0], q & word, p >> 32 ^ x[3] ^ k[1], p & word]
+        k = [k[0] + 0x9E3779B9 & word, k[1] + 0xBB67AE85 & word]
+    return x
+
+
+EDGES = [
+    0,
+    1,
+    3,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**33 + 1,
+    2**62 - 1,
+    2**63 - 1,
+    -1,
+    -(2**31),
+    -(2**63),
+]
+
+
+def test_words_are_those_of_the_paper():
+    "At the edges of 32 bits, and where two products carry; signs mean nothing."
+    draw = torch.Generator().manual_seed(0)
+    more = torch.randint(-(2**63), 2**63 - 1, (40,), generator=draw).tolist()
+    counters, keys = torch.tensor(EDGES + more), torch.tensor(EDGES)
+    found = torch.stack(noise.philox(counters[:, None], keys), -1)
+    assert found.min() >= 0 and found.max() < 2**32
+    assert found.tolist() == [
+        [in_64_bits(c, k) for k in keys.tolist()] for c in counters.tolist()
+    ]
+
+
+@FOLLOWS
+def test_words_are_the_same_in_compiled_code():
+    counters, key = torch.tensor(EDGES + list(range(50))), torch.tensor(-7)
+    for a, b in zip(
+        torch.compile(noise.philox)(counters, key), noise.philox(counters, key)
+    ):
+        assert torch.equal(a, b)
+
+
+@FOLLOWS
+def test_compiled_noise_is_the_noise():
+    "To the rounding of an angle, 2⁻²² of a turn's length, times the radius."
+    seed = torch.tensor(2**61 + 12345)
+    made = torch.compile(noise.normal_noise, backend="aot_eager")
+    for offset in (0, 3):
+        torch.testing.assert_close(
+            made((5, 999), seed, offset),
+            noise.normal_noise((5, 999), seed, offset),
+            rtol=0,
+            atol=3e-6,
+        )
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_turn_is_the_cosine_and_the_sine(word):
+    at = torch.tensor([word])
+    exact = at.double() * (2 * torch.pi * 2.0**-32)
+    for found, of in zip(noise._turn(at), (exact.cos(), exact.sin())):
+        assert (found.double() - of).abs().item() < 1.2e-7
+
+
+MEASURED = """
+import contextlib, io, json, sys
+from functools import partial
+from pathlib import Path
+from benchmarks.gpu import __main__ as gpu
+
+gpu.PARTS["layers"] = partial(
+    gpu.against, gpu.named("eager"), gpu.TINY
+)
+gpu.PARTS["correctness"] = lambda: list(gpu.correctness())[::5]
+gpu.PARTS["table"] = lambda: list(gpu.table())[::3]
+gpu.PARTS["habits"] = lambda: [
+    job for job in gpu.habits() if job[0].get("by") != "compiled"
+]
+out, found = Path(sys.argv[1]), []
+
+def read():
+    (path,) = out.glob("*.json")
+    return path, json.loads(path.read_text())
+
+def measure(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = gpu.main(["--out", str(out), *arguments])
+    found.append([status, said.getvalue().splitlines()[-1], read()[1]])
+
+measure("--minutes", "0", *sys.argv[2:])
+measure(*sys.argv[2:])
+path, record = read()
+mine = [row for row in record["rows"] if row["part"] == "layers"]
+others = [row for row in record["rows"] if row["part"] != "layers"]
+lost = mine.pop(1)
+mine[0]["ms"] = -1.0
+path.write_text(json.dumps(record | {"rows": mine + others}))
+measure("layers")
+record["rows"] = [row | {"code": "0" * 10} for row in mine] + others
+path.write_text(json.dumps(record))
+measure("layers")
+print(json.dumps([lost, *found]))
+"""
+
+
+def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
+    "Each row is kept, marked, and not made twice; without Triton, left out."
+    parts = ["correctness", "ceilings", "layers", "table", "habits"]
+    parts += ["prototypes"] * TRITON
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(tmp_path), *parts],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lost, late, first, again, other = json.loads(done.stdout.splitlines()[-1])
+    assert "goes on with correctness" in late[1] and late[2]["rows"] == []
+    status, said, record = first
+    assert status == 0 and "all is there" in said
+    assert record["environment"]["device"] == "cpu, interpreted"
+    found = {part: [] for part in parts}
+    for row in record["rows"]:
+        assert row["device"] == "cpu, interpreted" and len(row["code"]) == 10
+        found[row["part"]].append(row)
+    for part, rows in found.items():
+        count = record["parts"][part]
+        assert count["rows"] == count["of"] == len(rows) > 1
+    for part in {"layers", "prototypes"} & found.keys():
+        assert all("p50" in row for row in found[part])
+    checks = found["correctness"]
+    if TRITON:
+        assert all(row["holds"] and len(row["errors"]) == 5 for row in checks)
+    else:
+        assert all(
+            "No module named 'triton'" in row["left out"] for row in checks
+        )
+    assert all(
+        row["holds"] for part in ("table", "habits") for row in found[part]
+    )
+    # what is there stays; a row that is lost is made again
+    of = lambda at: [r for r in at[2]["rows"] if r["part"] == "layers"]
+    assert len(again[2]["rows"]) == len(record["rows"])
+    kept = of(again)
+    assert kept[0]["ms"] == -1.0 and kept[-1]["noise"] == lost["noise"]
+    # rows of other code are not gone on with
+    assert min(row["ms"] for row in of(other)) > 0
+    assert len(of(other)) == len(found["layers"])
+
+
+def test_the_target_takes_this_environment_and_nothing_else():
+    "`make gpu` sets up no environment: a GPU machine has its own PyTorch."
+    rule = re.search(
+        r"^gpu:(.*)##.*\n\t(.*)$",
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert rule and not rule[1].strip() and "PYTHONPATH=." in rule[2]
+    read = set()
+    for path in (ROOT / "benchmarks" / "gpu").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                read |= {a.name.split(".")[0] for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                read.add(node.module.split(".")[0])
+    assert read - set(sys.stdlib_module_names) == {
+        "torch",
+        "triton",
+        "benchmarks",
+        "normalnorm",
+        "tools",
+    }
+
+
+RUN = """
+import json
+from functools import partial
+from benchmarks.gpu import __main__ as gpu
+
+if __name__ == "__main__":
+    ended = ({"by": "x"}, partial(gpu.os._exit, 3))
+    copied = ({"by": "compiled"}, gpu.copied)
+    workers = gpu.Workers()
+    found = [list(workers.rows(part, [ended, copied]))
+             for part in ("ceilings", "habits")]
+    left = sorted(workers.pools)
+    workers.end(left)
+    print(json.dumps([*found, left]))
+"""
+
+
+def test_a_process_that_ends_takes_no_other_along(tmp_path):
+    "What is timed is then timed without haste; its process goes when it is."
+    (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    timed, tried, left = json.loads(done.stdout.splitlines()[-1])
+    for ended, copied in (timed, tried):
+        assert "its process ended" in ended["left out"] and copied["ms"] > 0
+    assert left == [0, 1]

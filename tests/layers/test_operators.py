@@ -1,0 +1,541 @@
+"""The kernel's operators inside torch.compile: against PyTorch's own checks of
+an operator, against the definition in float64, against the layers uncompiled.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from normalnorm.layers import backends, core
+from normalnorm.layers.backends import normality_norm, set_backend
+from normalnorm.layers.engines import native, operators
+from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
+from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    GroupNormalNorm,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
+)
+from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.gradient import Identity, Power
+from tests.peers import FOLLOWS, VECTORS
+
+pytestmark = [
+    FOLLOWS,
+    pytest.mark.skipif(
+        not native.available(), reason="the kernel cannot be compiled here"
+    ),
+]
+SEED = torch.tensor(7)
+OPERATORS = getattr(torch.ops, operators._LIBRARY.ns)
+CASES = {  # shape, axes, shape of the weight, axis
+    "layer": ((3, 5, 8), (-1,), (8,), None),
+    "batch": ((4, 3, 5), (0, 2), (3,), 1),
+    "no weight": ((6, 3), (0,), None, 1),
+    "a pattern without a traversal": ((3, 4, 5, 2), (0, 2), None, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    "PyTorch compiles one function for at most eight cases."
+    torch.compiler.reset()
+
+
+def arguments(case, alpha=1.0, noise=0.4, kind="scaled", dtype=torch.float32):
+    shape, dim, of, axis = CASES[case]
+    torch.manual_seed(0)
+    u = torch.randn(shape, dtype=dtype).exp().requires_grad_()
+    weight, bias = (
+        None if of is None else torch.randn(of, dtype=dtype).requires_grad_()
+        for _ in range(2)
+    )
+    return (
+        u,
+        weight,
+        bias,
+        SEED if noise else None,
+        list(dim),
+        axis,
+        1e-5,
+        noise,
+        kind,
+        alpha,
+        3,
+        native.KEPT,
+    )
+
+
+def detached(given):
+    return [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "alpha, noise, kind",
+    [(1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")],
+)
+def test_pytorch_accepts_the_operator(case, alpha, noise, kind):
+    """Schema, fake kernel, derivative, and what AOT autograd makes of it, by
+    `torch.library.opcheck`.
+    """
+    given = arguments(case, alpha, noise, kind)
+    torch.library.opcheck(OPERATORS.normalize_with_grad.default, given)
+    # those without a derivative, which are what generated code calls
+    u, weight, bias, *how = given = detached(given)
+    torch.library.opcheck(OPERATORS.normalize.default, given)
+    out, numbers = OPERATORS.normalize(*given)
+    torch.library.opcheck(
+        OPERATORS.normalize_backward.default,
+        (out, u, weight, bias, numbers, *how, weight is not None, False),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "alpha, noise, kind",
+    [(1.0, 0.4, "scaled"), (0.0, 0.0, "scaled"), (0.5, 0.4, "dropout")],
+)
+def test_the_operator_against_the_definition(case, alpha, noise, kind):
+    "Result, statistics and gradients, in float64, from the same seed."
+    given = arguments(case, alpha, noise, kind)
+    u, weight, bias, seed, dim, axis, eps, *_, offset, _ = given
+    out, numbers = OPERATORS.normalize_with_grad(*given)
+    leaves = [t for t in (u, weight, bias) if t is not None]
+    g = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, g)
+    exact = [
+        t if t is None else t.detach().double().requires_grad_()
+        for t in (u, weight, bias)
+    ]
+    wide = [
+        exact[0],
+        *(
+            t
+            if t is None or axis is None
+            else t.view(1, -1, *[1] * (u.ndim - 2))
+            for t in exact[1:]
+        ),
+    ]
+    rule = core.Rule(eps, noise, kind, Power(alpha) if alpha else Identity())
+    reference, used = core.by_autograd(
+        wide[0], tuple(dim), rule, *wide[1:], seed, offset
+    )
+    torch.testing.assert_close(out.double(), reference, rtol=2e-4, atol=2e-5)
+    expected = torch.autograd.grad(
+        reference, [t for t in exact if t is not None], g.double()
+    )
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-4)
+    n = used.mean.numel()
+    for a, b in zip(numbers.split(n), (used.mean, used.var, *used.parameters)):
+        torch.testing.assert_close(
+            a.double(), b.flatten(), rtol=1e-4, atol=1e-5
+        )
+
+
+LAYERS = {
+    "layer": (lambda **o: LayerNormalNorm(8, **o), (4, 5, 8)),
+    "layer, no affine": (
+        lambda **o: LayerNormalNorm(8, elementwise_affine=False, **o),
+        (4, 8),
+    ),
+    "batch": (lambda **o: BatchNormalNorm2d(3, **o), (4, 3, 5, 5)),
+    "batch, cumulative": (
+        lambda **o: BatchNormalNorm2d(3, momentum=None, **o),
+        (4, 3, 5, 5),
+    ),
+    "batch, safeguard": (
+        lambda **o: BatchNormalNorm2d(3, safeguard=True, **o),
+        (4, 3, 5, 5),
+    ),
+    "group": (lambda **o: GroupNormalNorm(2, 4, **o), (3, 4, 5, 5)),
+    "instance": (
+        lambda **o: InstanceNormalNorm2d(
+            3, affine=True, track_running_stats=True, **o
+        ),
+        (4, 3, 5, 5),
+    ),
+    "identity": (
+        lambda **o: BatchNormalNorm2d(3, gaussianizer=Identity(), **o),
+        (4, 3, 5, 5),
+    ),
+    "chain": (
+        lambda **o: LayerNormalNorm(8, gaussianizer=Chain(), **o),
+        (4, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_compiled_layer_is_the_layer(name):
+    """Output, gradients and buffers, in training, then in evaluation, without
+    a graph break.
+    """
+    make, shape = LAYERS[name]
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer, u = make(noise=0.0), torch.randn(shape).exp().requires_grad_()
+        run = torch.compile(layer, fullgraph=True) if compiled else layer
+        run(u).sin().sum().backward()
+        values = [u.grad, *(p.grad for p in layer.parameters())]
+        layer.eval()
+        found.append([*values, run(u).detach(), *layer.state_dict().values()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def graph_of(function, *inputs):
+    "What torch.compile reads, as text."
+    read = []
+
+    def keep(module, _):
+        read.append(str(module.graph))
+        return module.forward
+
+    torch.compile(function, backend=keep, fullgraph=True)(*inputs)
+    return "\n".join(read)
+
+
+def test_who_gets_the_operator():
+    """What the kernel covers; not the eager backend, transforms of torch.func,
+    float64, other settings, or layers in evaluation.
+    """
+    u = torch.randn(4, 8)
+    layer = LayerNormalNorm(8)
+    assert "normalnorm.normalize" in graph_of(layer, u)
+    for chosen in ("eager", "compiled"):
+        with set_backend(chosen):
+            assert "normalnorm.normalize" not in graph_of(layer, u)
+    assert "normalnorm.normalize" not in graph_of(layer.double(), u.double())
+    for options in (
+        dict(steps=2),
+        dict(safeguard=True),
+        dict(gaussianizer=Chain()),
+    ):
+        assert "normalnorm.normalize" not in graph_of(
+            LayerNormalNorm(8, **options), u
+        )
+    assert "normalnorm.normalize" not in graph_of(
+        BatchNormalNorm2d(8).eval(), u[..., None, None]
+    )
+    plain = LayerNormalNorm(8, noise=0.0)
+    slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
+    torch.testing.assert_close(
+        torch.compile(slope, fullgraph=True)(u), slope(u)
+    )
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cuda",)])
+@pytest.mark.parametrize("error", [RuntimeError, ImportError])
+def test_an_engine_that_cannot_be_had_takes_nothing_away(
+    monkeypatch, devices, error
+):
+    "Automatic ones, of this device or of another, before and after the kernel."
+
+    def require():
+        raise error("not on this machine")
+
+    known = backends.engines()
+    for names in (("toy", *known), (*known, "toy")):
+        toy = backends.Engine()
+        toy.name, toy.automatic, toy.require = "toy", devices, require
+        monkeypatch.setattr(
+            backends, "_known", {name: known.get(name, toy) for name in names}
+        )
+        torch.compiler.reset()
+        with set_backend("auto"):
+            assert "normalnorm.normalize" in graph_of(
+                LayerNormalNorm(8), torch.randn(4, 8)
+            )
+
+
+@pytest.mark.parametrize("name", ["weight", "bias", "running_var"])
+@pytest.mark.parametrize("wrong", [torch.ones(4), torch.ones(3).int()])
+def test_what_does_not_fit_is_refused_by_name(name, wrong):
+    "No operator takes it; the checks of the layer that is not compiled do."
+    given = {name: wrong} | (
+        {"running_mean": torch.zeros(3)} if name == "running_var" else {}
+    )
+    run = torch.compile(
+        lambda u: batch_normal_norm(u, training=True, **given), backend="eager"
+    )
+    for function in (run, run.__wrapped__):
+        with pytest.raises((ValueError, TypeError), match=f"{name} (has|is)"):
+            function(torch.randn(4, 3, 2))
+
+
+def test_no_operator_leaves_in_an_exported_program():
+    for strict in (True, False):
+        program = torch.export.export(
+            nn.Sequential(nn.Linear(8, 8), LayerNormalNorm(8)).eval(),
+            (torch.randn(4, 8),),
+            strict=strict,
+        )
+        assert "normalnorm" not in str(program.graph)
+
+
+def test_the_noise_of_a_compiled_layer():
+    """Repeats after the same seed, differs from step to step, and from that of
+    the uncompiled layer.
+    """
+    layer, u = LayerNormalNorm(64), torch.randn(32, 64)
+    run, found = torch.compile(layer, fullgraph=True), []
+    for call in (run, run, layer):
+        torch.manual_seed(3)
+        found.append(call(u))
+    first, again, eager = found
+    assert torch.equal(first, again) and not torch.equal(first, run(u))
+    assert (first - eager).abs().max() > 1
+    noise = (first - layer.eval()(u)).detach()
+    scale = layer(u).sub(layer(u).mean(-1, keepdim=True)).abs().mean(-1)
+    assert 0.9 < (noise / scale[:, None]).std() < 1.1
+
+
+def test_any_number_of_rows():
+    "One program for several sizes, and shapes that the kernel refuses."
+    run = torch.compile(
+        lambda x: layer_normal_norm(x, (8,)), dynamic=True, fullgraph=True
+    )
+    for rows in (4, 5, 19):
+        u = torch.randn(rows, 8)
+        torch.testing.assert_close(run(u), layer_normal_norm(u, (8,)))
+    layer = torch.compile(BatchNormalNorm2d(3))
+    layer(torch.randn(4, 3, 2, 2))
+    with pytest.raises(Exception, match="num_features=3"):
+        layer(torch.randn(4, 5, 2, 2))
+
+
+def test_channels_last_and_half_precision():
+    "The result lies as the input, whatever the compiler was told of it."
+    for u in (
+        torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 6, 5, 5, dtype=torch.bfloat16),
+        torch.randn(6, 4, 5, 5).transpose(0, 1),
+    ):
+        layer = BatchNormalNorm2d(6, noise=0.0).to(u.dtype)
+        out = torch.compile(layer, fullgraph=True)(u)
+        expected = layer(u)
+        assert out.dtype == expected.dtype
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("lmbda", [3e-4, -1e-4])
+@pytest.mark.parametrize("backend", ["eager", "compiled", "native"])
+def test_exponents_near_zero_in_each_engine(backend, lmbda):
+    """A step of the length that leads to λ near 0, and for the mirrored unit
+    near 2, where one side of the transform is nearly a logarithm.
+    """
+    u = torch.randn(1, 500).exp()
+    moved = core.normalize(u.double(), (1,))[1].lmbda.item() - 1
+    alpha = (lmbda - 1) / moved
+    out, used = core.normality_norm(u.double(), (1,), alpha=alpha)
+    assert used.lmbda.item() == pytest.approx(lmbda, abs=1e-12)
+    with set_backend(backend):
+        for sign in (1, -1):
+            found, _ = normality_norm(sign * u, (1,), alpha=alpha)
+            torch.testing.assert_close(
+                (sign * found).double(),
+                out,
+                rtol=2e-6 if VECTORS else 1e-5,  # compiled, 7.4e-6 on SSE2
+                atol=2e-6,
+            )
+
+
+def test_without_a_compiler_the_definition_is_read():
+    """A layer is compiled in a process that cannot have the kernel, and beside
+    it computed there by the fused definition.
+    """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            """
+import torch
+from normalnorm.layers.engines import compiler, native
+error = compiler.CompilerError("none")
+native._library = lambda: error
+from normalnorm.layers.normality import LayerNormalNorm
+layer = LayerNormalNorm(8, noise=0.0)
+torch.manual_seed(0)
+u = torch.randn(4, 8)
+torch.testing.assert_close(
+    torch.compile(layer, fullgraph=True, backend="aot_eager")(u), layer(u))
+""",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_fakes_tell_what_is_kept():
+    out, numbers = OPERATORS.normalize(
+        *[
+            t.to("meta") if isinstance(t, torch.Tensor) else t
+            for t in arguments("batch")
+        ]
+    )
+    assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
+
+
+FROZEN = {
+    "batch": (lambda: BatchNormalNorm2d(3), (4, 3, 5, 5)),
+    "columns": (lambda: BatchNormalNorm1d(3), (7, 3)),
+    "channels last": (lambda: BatchNormalNorm2d(3), (4, 3, 5, 6)),
+    "no affine": (lambda: BatchNormalNorm2d(3, affine=False), (4, 3, 5, 5)),
+    "identity": (
+        lambda: BatchNormalNorm2d(3, gaussianizer=Identity()),
+        (4, 3, 5, 5),
+    ),
+    "instance": (
+        lambda: InstanceNormalNorm2d(3, affine=True, track_running_stats=True),
+        (4, 3, 5, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FROZEN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_frozen_layer(case, dtype):
+    """In evaluation: one operator, and the very numbers of the layer that is
+    not compiled, with gradients of input, weight and bias.
+    """
+    make, shape = FROZEN[case]
+    torch.manual_seed(0)
+    layer = make().to(dtype).eval()
+    if getattr(layer, "running_lambda", None) is not None:
+        layer.running_lambda.uniform_(0.3, 1.7)
+    layer.running_var.uniform_(0.5, 2.0)
+    u = torch.randn(shape).exp().to(dtype)
+    if case == "channels last":
+        u = u.contiguous(memory_format=torch.channels_last)
+    assert "normalnorm.evaluate" in graph_of(layer, u)
+    found = []
+    for function in (layer, torch.compile(layer, fullgraph=True)):
+        leaves = [u.clone().requires_grad_(), *layer.parameters()]
+        out = function(leaves[0])
+        torch.manual_seed(1)
+        found.append(
+            [out, *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+        )
+    for a, b in zip(*found):
+        assert a.dtype == b.dtype and a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    with set_backend("eager"):
+        assert "normalnorm" not in graph_of(layer, u)
+
+
+def test_frozen_layers_by_the_definition():
+    "In float64, and where a statistic is learned."
+    u = torch.randn(4, 3, 5, 5)
+    mean, var, lmbda = torch.zeros(3), torch.ones(3), torch.full((3,), 1.3)
+
+    def graph(u, *statistics):
+        return graph_of(
+            lambda u: batch_normal_norm(u, *statistics, training=False), u
+        )
+
+    assert "normalnorm.evaluate" in graph(u, mean, var, lmbda)
+    assert "normalnorm" not in graph(
+        u.double(), mean.double(), var.double(), lmbda.double()
+    )
+    for learned in range(3):
+        statistics = [mean.clone(), var.clone(), lmbda.clone()]
+        statistics[learned].requires_grad_()
+        assert "normalnorm" not in graph(u, *statistics)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_pytorch_accepts_the_operator_of_evaluation(weight):
+    torch.manual_seed(0)
+    u = torch.randn(4, 3, 5, requires_grad=True)
+    of = [
+        torch.randn(3, requires_grad=True) if weight else None for _ in range(2)
+    ]
+    statistics = torch.randn(3), torch.rand(3) + 0.5, torch.rand(3) + 0.5
+    for lmbda in (statistics[2], None):
+        given = (u, *of, *statistics[:2], lmbda, 1e-5)
+        torch.library.opcheck(OPERATORS.evaluate_with_grad.default, given)
+        torch.library.opcheck(OPERATORS.evaluate.default, detached(given))
+        torch.library.opcheck(
+            OPERATORS.evaluate_backward.default,
+            detached((u, *given, weight, False)),
+        )
+    # and against the definition in float64
+    given = core.Statistics(
+        *(s.double().view(1, 3, 1) for s in statistics[:2]),
+        (statistics[2].double().view(1, 3, 1),),
+    )
+    wide = [
+        t if t is None else t.detach().double().requires_grad_()
+        for t in (u, *of)
+    ]
+    reference = core.normalize(
+        wide[0],
+        (0, 2),
+        core.Rule(1e-5),
+        *(t if t is None else t.view(1, 3, 1) for t in wide[1:]),
+        given,
+    )[0]
+    out = OPERATORS.evaluate_with_grad(u, *of, *statistics, 1e-5)
+    g = torch.randn_like(out)
+    found, expected = (
+        torch.autograd.grad(
+            y, [t for t in leaves if t is not None], g.to(y.dtype)
+        )
+        for y, leaves in ((out, (u, *of)), (reference, wide))
+    )
+    for a, b in zip((out, *found), (reference, *expected)):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_evaluation_of_nothing():
+    "An empty batch: no number, and gradients of zero."
+    layer = BatchNormalNorm2d(3).eval()
+    u = torch.empty(0, 3, 4, 4, requires_grad=True)
+    out = torch.compile(layer, fullgraph=True, dynamic=False)(u)
+    out.sum().backward()
+    assert out.shape == u.shape and u.grad.shape == u.shape
+    assert layer.weight.grad.eq(0).all() and layer.bias.grad.eq(0).all()
+
+
+def test_second_derivatives_of_an_operator_are_refused():
+    "Inside the compiler there is a program for first ones alone."
+    given = arguments("batch")
+    out, _ = OPERATORS.normalize_with_grad(*given)
+    (first,) = torch.autograd.grad(out.sin().sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_a_module_loaded_again_replaces_its_operators():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            """
+import importlib
+import torch
+from normalnorm.layers.engines import native, operators
+u = torch.tensor([[1.0, 3.0]])
+how = (None, None, None, [1], None, 1e-5, 0.0, "scaled", 1.0, 0, native.KEPT)
+for _ in range(2):
+    out, numbers = torch.ops.normalnorm.normalize_with_grad(u, *how)
+    assert numbers[:3].tolist() == [2.0, 1.0, 1.0], numbers
+    importlib.reload(operators)
+""",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

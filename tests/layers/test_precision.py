@@ -1,0 +1,227 @@
+"""One rule for all layers: what float16 cannot hold becomes its largest number,
+in results, while a gradient beyond it is infinite, which loss scaling waits
+for; and an input of float64 is refused by a layer of float32, as by PyTorch's.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from normalnorm.layers import functional as F
+from normalnorm.layers.backends import set_backend
+from normalnorm.theory.gaussianizers import Chain, Tail
+from tests.layers.test_traced import LAYERS, images
+from tests.state.record import exported
+
+C = exported()
+LARGEST = torch.finfo(torch.float16).max
+EVERY = {
+    **LAYERS,
+    "chain": lambda: C["BatchNormalNorm2d"](4, gaussianizer=Chain()),
+    "tails": lambda: C["LayerNormalNorm"](6, gaussianizer=Tail()),
+    "folded": lambda: C["FoldedNormality"](
+        torch.full((4,), 0.9), torch.ones(4), torch.ones(4)
+    ),
+}
+SYNCHRONIZED = [n for n in EVERY if n.startswith("sync")]
+
+
+@pytest.fixture
+def exchanging(tmp_path, monkeypatch):
+    "Synchronized layers go through their exchanges, in a group of one process."
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
+    for name in (
+        "SyncBatchNormalNorm",
+        "SyncDecorrelatedBatchNorm",
+        "SyncDecorrelatedBatchNormalNorm",
+    ):
+        monkeypatch.setattr(C[name], "_exchanges", lambda self: self.training)
+    yield
+    dist.destroy_process_group()
+
+
+def large(name, dtype, training=True) -> nn.Module:
+    "Results of about ±10⁵, from parameters of `dtype`."
+    layer = EVERY[name]().train(training)
+    layer.noise = 0.0
+    with torch.no_grad():
+        layer.weight.fill_(6e4)
+        if layer.bias is not None:
+            layer.bias.fill_(100.0)
+    return layer.to(dtype)
+
+
+def check(name, dtype, training):
+    u = images(7).half()
+    layer = large(name, dtype, training)
+    twin = copy.deepcopy(layer).double()
+    expected = twin(u.double())
+    assert (
+        expected.isfinite().all() and (expected.abs() > 1.2 * LARGEST).any()
+    ), "the case tries nothing"
+    out = layer(u)
+    assert out.dtype == torch.float16 and out.isfinite().all()
+    beyond = expected.abs() > 1.01 * LARGEST
+    assert torch.equal(out[beyond].double(), expected[beyond].sign() * LARGEST)
+    inside = expected.abs() < 0.99 * LARGEST
+    # two roundings of float16, at 6·10⁴
+    torch.testing.assert_close(
+        out[inside].double(), expected[inside], rtol=4e-3, atol=200
+    )
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", EVERY)
+def test_results_beyond_float16(name, dtype, training, backend):
+    with set_backend(backend):
+        check(name, dtype, training)
+
+
+@pytest.mark.parametrize("name", SYNCHRONIZED)
+def test_results_beyond_float16_across_processes(name, exchanging):
+    for dtype in (torch.float16, torch.float32):
+        check(name, dtype, True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_infinities_and_nan_stay(name):
+    layer = large(name, torch.float32, False)
+    with torch.no_grad():
+        last = layer.weight if layer.bias is None else layer.bias
+        last.copy_(torch.linspace(0, 1, last.numel()))
+        last[0], last[1] = torch.inf, torch.nan
+    u = images().half()
+    out = layer(u)
+    axis = -1 if name in ("layer", "rms", "tails", "safeguard") else 1
+    assert (
+        out.select(axis, 0).isinf().all()
+        and out.select(axis, 1).isnan().all()
+        and out.select(axis, 2).isfinite().all()
+    )
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+@pytest.mark.parametrize("name", EVERY)
+def test_gradients_beyond_float16_are_infinite(name, backend):
+    "As those of PyTorch's layers: GradScaler looks for infinities."
+    layer, u = (
+        large(name, torch.float32),
+        (1e-2 * images()).half().requires_grad_(),
+    )
+    with set_backend(backend):
+        out = layer(u)
+        out.backward(torch.randn(out.shape).half() * 1e3)
+    assert (
+        u.grad.dtype == torch.float16
+        and u.grad.isinf().any()
+        and not u.grad.isnan().any()
+    )
+
+
+# ---- float64 ----------------------------------------------------------------
+
+PLAIN = {
+    "batch": (
+        lambda **o: nn.BatchNorm2d(4, **o),
+        lambda **o: C["BatchNormalNorm2d"](4, **o),
+    ),
+    "synchronized": (
+        lambda **o: nn.BatchNorm2d(4, **o),
+        lambda **o: C["SyncBatchNormalNorm"](4, **o),
+    ),
+    "decorrelated": (
+        lambda **o: nn.BatchNorm2d(4, **o),
+        lambda **o: C["DecorrelatedBatchNorm2d"](4, **o),
+    ),
+    "decorrelated normality": (
+        lambda **o: nn.BatchNorm2d(4, **o),
+        lambda **o: C["DecorrelatedBatchNormalNorm2d"](4, **o),
+    ),
+    "gaussianized": (
+        lambda **o: nn.BatchNorm2d(4, **o),
+        lambda **o: C["BatchNormalNorm2d"](4, gaussianizer=Chain(), **o),
+    ),
+    "instance": (
+        lambda **o: nn.InstanceNorm2d(4, **o),
+        lambda **o: C["InstanceNormalNorm2d"](4, **o),
+    ),
+    "group": (
+        lambda **o: nn.GroupNorm(2, 4, **o),
+        lambda **o: C["GroupNormalNorm"](2, 4, **o),
+    ),
+    "layer": (
+        lambda **o: nn.LayerNorm(6, **o),
+        lambda **o: C["LayerNormalNorm"](6, **o),
+    ),
+    "gaussianized layer": (
+        lambda **o: nn.LayerNorm(6, **o),
+        lambda **o: C["LayerNormalNorm"](6, gaussianizer=Tail(), **o),
+    ),
+}
+OPTIONS = [
+    {},
+    {"affine": False},
+    {"affine": True, "track_running_stats": True},
+    {"affine": False, "track_running_stats": False},
+    {"elementwise_affine": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", PLAIN)
+def test_float64_as_PyTorch(name, options):
+    theirs, ours = PLAIN[name]
+    fitting = {
+        "layer": "elementwise_affine" in options,
+        "group": "track_running_stats" not in options
+        and "elementwise_affine" not in options,
+    }
+    if options and not fitting.get(
+        name.split()[-1], "elementwise_affine" not in options
+    ):
+        return
+    for training in (True, False):
+        for made in (lambda f: f(**options), lambda f: f(**options).double()):
+            u, plain, layer = (
+                images().double(),
+                made(theirs).train(training),
+                made(ours).train(training),
+            )
+            try:
+                plain(u)
+            except RuntimeError as error:
+                assert "mixed dtype" in str(error)
+                with pytest.raises(
+                    TypeError,
+                    match=r"float64.*float32: expected one "
+                    r"precision.*\.to\(torch.float32\).*\.double\(\)",
+                ):
+                    layer(u)
+            else:
+                assert layer(u).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", SYNCHRONIZED)
+def test_float64_across_processes(name, exchanging):
+    with pytest.raises(TypeError, match="expected one precision"):
+        EVERY[name]()(images().double())
+    assert EVERY[name]().double()(images().double()).dtype == torch.float64
+
+
+def test_float64_in_functions():
+    u, w = images().double(), torch.ones(4)
+    for call in (
+        lambda: F.batch_normal_norm(u, weight=w, training=True),
+        lambda: F.group_normal_norm(u, 2, w),
+        lambda: F.instance_normal_norm(u, weight=w),
+        lambda: F.layer_normal_norm(u, (6,), torch.ones(6)),
+    ):
+        with pytest.raises(TypeError, match="expected one precision"):
+            call()

@@ -1,0 +1,356 @@
+"""RegNorm beyond its chapter: convolutions by hand, gradients, masks,
+precisions, compilers, copies, the training loop, accumulation, bad input.
+"""
+
+import copy
+import pickle
+import warnings
+from functools import partial
+from itertools import combinations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import normalnorm
+from normalnorm.experiments.networks.simple import MLP
+from normalnorm.experiments.optimization import Settings
+from normalnorm.experiments.train import take_terms, train
+from normalnorm.layers import regnorm
+from normalnorm.layers.prelayer import PreLayerNormLinear
+from normalnorm.layers.regnorm import (
+    PreRegNormConv1d,
+    PreRegNormConv2d,
+    PreRegNormConv3d,
+    PreRegNormLinear,
+    RegNormConv1d,
+    RegNormConv2d,
+    RegNormConv3d,
+    RegNormLinear,
+    regnorm_mask,
+    regnorm_penalty,
+    regnorm_term,
+)
+from normalnorm.theory.gradient import Power
+from tests.peers import FOLLOWS
+
+D = torch.float64
+CONVS = {
+    1: (RegNormConv1d, PreRegNormConv1d, F.conv1d),
+    2: (RegNormConv2d, PreRegNormConv2d, F.conv2d),
+    3: (RegNormConv3d, PreRegNormConv3d, F.conv3d),
+}
+
+
+def pairs(rows, same=True):
+    "Equation 3, by its pairs."
+    values = [
+        ((a + b).square() - 2).sum()
+        for i, a in enumerate(rows)
+        for j, b in enumerate(rows)
+        if same or i != j
+    ]
+    return torch.stack(values).mean()
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("scale", ["rms", "std"])
+@pytest.mark.parametrize("distinct", [False, True])
+def test_convolutions_by_hand(positions, centred, scale, distinct):
+    plain, pre, conv = CONVS[positions]
+    layer = (pre if centred else plain)(
+        3, 4, 2, padding=1, eps=0, scale=scale, distinct=distinct, dtype=D
+    )
+    with torch.no_grad():
+        layer.gain.uniform_(0.5, 2)
+        layer.bias.normal_()
+    x = torch.randn(3, 3, *(3, 4, 2)[:positions], dtype=D).exp()
+    axes = tuple(range(1, x.ndim))
+    z = conv(
+        x - x.mean(axes, keepdim=True) if centred else x,
+        layer.weight,
+        padding=1,
+    )
+    z = (
+        z
+        / (
+            z.square().mean(axes, keepdim=True)
+            if scale == "rms"
+            else z.var(axes, correction=0, keepdim=True)
+        ).sqrt()
+    )
+    wide = (-1, *(1,) * positions)
+    torch.testing.assert_close(
+        layer(x), layer.gain.reshape(wide) * z + layer.bias.reshape(wide)
+    )
+    torch.testing.assert_close(layer.loss_term, pairs(z, not distinct))
+    one = regnorm_penalty(layer, 0.5)
+    torch.testing.assert_close(one, 0.5 * pairs(z, not distinct))
+    layer.eval()(x)
+    with pytest.raises(ValueError, match="left a term"):
+        regnorm_penalty(layer)
+
+
+def test_positions_of_a_text_are_samples():
+    layer = RegNormLinear(4, 6, eps=0, dtype=D)
+    x = torch.randn(2, 3, 4, dtype=D)
+    layer(x)
+    z = (x @ layer.weight.T).flatten(0, 1)
+    z = z / z.square().mean(1, keepdim=True).sqrt()
+    torch.testing.assert_close(regnorm_penalty(layer), pairs(z))
+
+
+@pytest.mark.parametrize("scale", ["rms", "std"])
+@pytest.mark.parametrize("distinct", [False, True])
+def test_gradients(scale, distinct):
+    def both(x, weight):
+        layer = RegNormLinear(
+            4,
+            3,
+            gain=False,
+            bias=False,
+            scale=scale,
+            distinct=distinct,
+            dtype=D,
+        )
+        del layer.weight
+        layer.weight = weight
+        return layer(x), regnorm_penalty(layer)
+
+    x, weight = torch.randn(3, 4, dtype=D), torch.randn(3, 4, dtype=D)
+    leaves = (x.requires_grad_(), weight.requires_grad_())
+    assert torch.autograd.gradcheck(both, leaves)
+    assert torch.autograd.gradgradcheck(both, leaves)
+
+
+@pytest.mark.parametrize(
+    "scale, distinct", [("rms", False), ("rms", True), ("std", False)]
+)
+def test_masks(scale, distinct):
+    layer = PreRegNormLinear(4, 6, scale=scale, distinct=distinct, dtype=D)
+    x = torch.randn(2, 5, 4, dtype=D)
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]) > 0
+    net = nn.Sequential(layer, nn.Identity())
+    x[0, 4] = torch.nan  # what is masked may be anything
+    with regnorm_mask(net, mask):
+        net(x)
+        found = regnorm_penalty(net)
+    assert layer.mask is None
+    layer(x[mask])
+    torch.testing.assert_close(found, regnorm_penalty(layer))
+    with pytest.raises(ValueError, match=r"expected bool, .* \(2, 5\)"):
+        with regnorm_mask(net, mask[:, :4]):
+            net(x)
+    assert layer.mask is None
+    with regnorm_mask(net, mask), pytest.raises(ValueError, match="bool"):
+        with regnorm_mask(net, mask.float()):
+            net(x)
+    only = torch.zeros(2, 5, dtype=torch.bool)
+    only[0, 0] = True
+    with regnorm_mask(net, only), pytest.raises(ValueError, match="given 1"):
+        net(x)
+
+
+def test_gradients_of_parts_are_unbiased():
+    "Accumulated, or in processes: the mean over all halves of a batch."
+    torch.manual_seed(0)
+    layer = RegNormLinear(4, 5, distinct=True, eps=0, dtype=D)
+    x = torch.randn(6, 4, dtype=D)
+
+    def gradient(part):
+        layer(part)
+        return torch.autograd.grad(regnorm_penalty(layer), layer.weight)[0]
+
+    halves = [gradient(x[list(part)]) for part in combinations(range(6), 3)]
+    torch.testing.assert_close(torch.stack(halves).mean(0), gradient(x))
+    layer.distinct = False
+    halves = [gradient(x[list(part)]) for part in combinations(range(6), 3)]
+    # drawn without replacement: (1 − 1/B) of distinct pairs
+    torch.testing.assert_close(
+        torch.stack(halves).mean(0) / (1 - 1 / 3), gradient(x) / (1 - 1 / 6)
+    )
+
+
+def test_noise_and_transform_come_after_the_penalty():
+    x = torch.randn(6, 5)
+    layers = [
+        RegNormLinear(5, 40, **options)
+        for options in ({}, {"noise": 0.5}, {"gaussianizer": Power()})
+    ]
+    outputs, terms = [], []
+    for layer in layers:
+        layer.load_state_dict(layers[0].state_dict())
+        outputs.append(layer(x))
+        terms.append(regnorm_penalty(layer))
+    torch.testing.assert_close(terms, terms[:1] * 3)
+    for out in outputs[1:]:
+        assert (out - outputs[0]).abs().max() > 1e-3
+    torch.testing.assert_close(layers[1].eval()(x), outputs[0])
+    torch.testing.assert_close(layers[2].eval()(x), outputs[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    layer = RegNormLinear(64, 48)
+    x = torch.randn(32, 64) + 1
+    exact = layer(x), regnorm_penalty(layer)
+    with torch.autocast("cpu", dtype):
+        out, term = layer(x), regnorm_penalty(layer)
+    assert out.dtype == dtype and term.dtype == torch.float32
+    torch.testing.assert_close(out.float(), exact[0], atol=5e-2, rtol=5e-2)
+    torch.testing.assert_close(term, exact[1], atol=0, rtol=2e-2)
+
+
+@FOLLOWS
+def test_compiled():
+    net = nn.Sequential(
+        RegNormConv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), PreRegNormLinear(27, 4)
+    ).double()
+    x = torch.randn(4, 2, 5, 5, dtype=D)
+
+    def loss(x):
+        return net(x).sin().sum() + regnorm_penalty(net, 0.1)
+
+    expected = torch.autograd.grad(loss(x), tuple(net.parameters()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(net, backend="aot_eager")
+        value = compiled(x).sin().sum() + regnorm_penalty(net, 0.1)
+        torch.testing.assert_close(
+            torch.autograd.grad(value, tuple(net.parameters())), expected
+        )
+        exported = torch.export.export(net.eval(), (x,))
+    torch.testing.assert_close(exported.module()(x), net(x))
+
+
+def test_copies_and_checkpoints():
+    layer = RegNormLinear(4, 6, distinct=True, noise=0.1)
+    layer(torch.randn(3, 4))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.distinct and "loss_term" not in vars(other)
+        torch.testing.assert_close(other.weight, layer.weight)
+    plain = nn.Linear(4, 6)
+    layer.load_state_dict(plain.state_dict())
+    PreLayerNormLinear(4, 6).load_state_dict(layer.state_dict())
+    assert "distinct=True" in repr(layer) and "scale=rms" in repr(layer)
+
+
+def test_in_the_training_loop():
+    torch.manual_seed(0)
+    x = torch.randn(64, 6) + 1
+    y = (x.sum(1) > 6).long()
+    data = {"train": (x, y), "validation": (x, y), "test": (x, y)}
+    settings = Settings(epochs=10, batch=16, optimizer="adamw", lr=1e-2)
+    shares = []
+    for penalty in (
+        partial(regnorm_penalty, strength=0.3),
+        take_terms,
+        partial(regnorm_penalty, strength=0.0),
+    ):
+        torch.manual_seed(1)
+        model = MLP(2, 6, [8, 8], norm=nn.Identity, linear=RegNormLinear)
+        outcome = train(model, data, settings, penalty=penalty)
+        assert outcome["history"][0]["train_penalty"] >= 0
+        model.train()(x)
+        shares.append(regnorm_penalty(model).item())
+    assert shares[1] < shares[0] < shares[2]
+    with pytest.raises(ValueError, match="no penalty takes it"):
+        train(model, data, settings)
+
+
+def test_several_layers_are_summed_and_taken():
+    net = nn.Sequential(
+        RegNormLinear(4, 6),
+        nn.Linear(6, 6),
+        RegNormLinear(6, 3),
+        RegNormLinear(3, 3),
+    )
+    x = torch.randn(5, 4)
+    out = net[2](net[1](net[0](x)))
+    assert out.shape == (5, 3)
+    terms = [net[0].loss_term, net[2].loss_term]  # the last was not called
+    torch.testing.assert_close(regnorm_penalty(net, 2.0), 2 * sum(terms))
+    assert not any("loss_term" in vars(m) for m in net.modules())
+
+
+def test_empty_batch():
+    layer = RegNormLinear(4, 3)
+    assert layer(torch.zeros(0, 4)).shape == (0, 3)
+    assert regnorm_penalty(layer) == 0
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: RegNormLinear(4, 3)(torch.zeros(1, 4)),
+            ValueError,
+            "at least two samples, given 1",
+        ),
+        (
+            lambda: RegNormConv2d(2, 3, 1)(torch.zeros(2, 4, 4)),
+            ValueError,
+            "at least two samples, given 1",
+        ),
+        (lambda: RegNormLinear(4, 3, distinct=2), TypeError, "distinct=2"),
+        (
+            lambda: RegNormConv2d(4, 3, 1, distinct=None),
+            TypeError,
+            "distinct=None",
+        ),
+        (lambda: RegNormLinear(4, 3, scale="max"), ValueError, "scale='max'"),
+        (lambda: RegNormLinear(4, 3, strength=1), TypeError, "strength"),
+        (
+            lambda: regnorm_term(torch.ones(3, 3), scale="l2"),
+            ValueError,
+            "expected 'rms' or 'std'",
+        ),
+        (
+            lambda: regnorm_penalty(nn.Linear(2, 2)),
+            ValueError,
+            "Linear has no RegNorm layer",
+        ),
+        (
+            lambda: regnorm_penalty(RegNormLinear(4, 3), -1),
+            ValueError,
+            "strength=-1",
+        ),
+        (
+            lambda: regnorm_penalty(RegNormLinear(4, 3)),
+            ValueError,
+            "training mode first",
+        ),
+        (
+            lambda: regnorm_mask(nn.ReLU(), None).__enter__(),
+            ValueError,
+            "ReLU has no RegNorm layer",
+        ),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_one_feature_is_a_map_for_regnorm():
+    "Nothing is centred, so one input feature is enough."
+    assert RegNormLinear(1, 3)(torch.randn(4, 1)).shape == (4, 3)
+    with pytest.raises(ValueError, match="one input feature"):
+        PreRegNormLinear(1, 3)
+
+
+def test_public_names():
+    for name in (
+        "RegNormLinear",
+        "PreRegNormLinear",
+        "RegNormConv1d",
+        "RegNormConv2d",
+        "RegNormConv3d",
+        "PreRegNormConv1d",
+        "PreRegNormConv2d",
+        "PreRegNormConv3d",
+        "regnorm_penalty",
+    ):
+        assert getattr(normalnorm, name) is getattr(regnorm, name)

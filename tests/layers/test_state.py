@@ -1,0 +1,291 @@
+"""What was saved loads: state dicts of this library's layers as they were
+written at the time (tests/state, one file a layer, `tests.state.record`), and
+checkpoints of PyTorch's layers.
+"""
+
+import copy
+import gzip
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import normalnorm
+from normalnorm.layers.conversion import LayerNormalNorm2d, plain_state_dict
+from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.gradient import Power
+from tests.state import record
+
+FILES = sorted((Path(__file__).parents[1] / "state").glob("*.pt"))
+# Outputs are below 10 and computed in float64 by some tens of operations, none
+# of which cancels more than two digits: 1e-12 is about 5,000 roundings of 1.
+ROUNDING = dict(rtol=1e-12, atol=1e-12)
+
+
+def saved(file: Path) -> dict:
+    return torch.load(file, weights_only=True)
+
+
+def test_every_exported_layer_has_a_file():
+    files = {saved(file)["class"] for file in FILES}
+    assert files - set(record.GONE) == set(record.exported()), (
+        "python -m tests.state.record"
+    )
+    assert set(record.GONE) <= files
+    assert len(files) >= 20 and {file.stem for file in FILES} == set(
+        record.CASES
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_saved_state_loads_and_computes_the_same(file):
+    found = saved(file)
+    layer = record.made(found["class"], found["arguments"], found["options"])
+    state, fresh = found["state"], layer.state_dict()
+    assert list(fresh) == list(state)
+    assert any(not torch.equal(fresh[name], state[name]) for name in state)
+    layer.load_state_dict(state, strict=True)
+    for name, value in layer.state_dict().items():
+        assert value.dtype == state[name].dtype and torch.equal(
+            value, state[name]
+        )
+    assert found["input"].dtype == found["output"].dtype == torch.float64
+    out = record.evaluated(layer, found["input"])
+    torch.testing.assert_close(out, found["output"], **ROUNDING)
+
+
+@pytest.mark.parametrize("case", record.CASES)
+def test_the_files_say_what_was_saved(case):
+    "Another state gives another output: none of its tensors is idle."
+    found = saved(next(file for file in FILES if file.stem == case))
+    for name in found["state"]:
+        off = (
+            found["options"].get("alpha") == 0
+            or found["options"].get("gaussianizer") == "Identity"
+        )
+        if name == "num_batches_tracked" or off and name == "running_lambda":
+            continue  # not read in evaluation
+        layer = record.made(
+            found["class"], found["arguments"], found["options"]
+        )
+        value = found["state"][name]
+        factor = torch.linspace(0.5, 1.5, value.numel()).view(value.shape)
+        layer.load_state_dict({**found["state"], name: value * factor})
+        out = record.evaluated(layer, found["input"])
+        assert not torch.allclose(out, found["output"], rtol=1e-6, atol=1e-6), (
+            name
+        )
+
+
+def test_the_script_writes_what_is_missing_and_nothing_else(
+    tmp_path, monkeypatch, capsys
+):
+    old = tmp_path / "LayerNormalNorm.pt"
+    old.write_text("as it was")
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    assert record.main() == 0 and old.read_text() == "as it was"
+    assert {f.name for f in tmp_path.iterdir()} == {f.name for f in FILES}
+    written = torch.load(tmp_path / "GroupNormalNorm.pt", weights_only=True)
+    assert written["class"] == "GroupNormalNorm"
+    cases = {n: c for n, c in record.CASES.items() if n != "GroupNormalNorm"}
+    monkeypatch.setattr(record, "CASES", cases)
+    assert record.main() == 1 and "GroupNormalNorm" in capsys.readouterr().err
+
+
+# ---- whole modules ----------------------------------------------------------
+
+# Pickled before a layer kept its settings as one rule: each with an input, its
+# outputs in evaluation and, after torch.manual_seed(1), in training, its text.
+PICKLED = (
+    "batch1",
+    "batch2",
+    "bare",
+    "instance",
+    "layer",
+    "layer2",
+    "group",
+    "sync",
+    "plain",
+    "syncplain",
+    "decorrelated",
+    "converted",
+)
+
+
+def pickled() -> dict[str, dict]:
+    file = Path(__file__).parents[1] / "state" / "modules.pickle.gz"
+    return pickle.loads(gzip.decompress(file.read_bytes()))
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_an_old_pickle_of_a_module_computes_the_same(name):
+    """Settings, text, results in both modes; and it can be copied, changed and
+    pickled again.
+    """
+    found = pickled()
+    assert set(found) == set(PICKLED)
+    found = found[name]
+    layer, x = found["module"], found["input"]
+    close = dict(rtol=1e-4, atol=1e-5)
+    for one in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(one) == found["text"] and not one.training
+        torch.testing.assert_close(one(x), found["evaluation"], **close)
+        assert list(one.state_dict()) == list(layer.state_dict())
+        one.load_state_dict(layer.state_dict())
+        assert one.train()(x).isfinite().all()
+    for one in layer.modules():
+        if hasattr(one, "noise"):
+            assert not {"eps", "noise", "alpha", "steps"} & set(vars(one))
+            one.noise, one.eps = 0.25, 0.5
+            assert (one.noise, one.eps) == (0.25, 0.5)
+    assert not torch.allclose(layer(x), found["evaluation"], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_an_old_pickle_trains_as_it_did(name):
+    """From the averages and with the random numbers that it had; the averages
+    have moved by that batch when it was pickled, which a batch does not see.
+    """
+    found = pickled()[name]
+    torch.manual_seed(1)
+    torch.testing.assert_close(
+        found["module"].train()(found["input"]),
+        found["training"],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), (8, 3)),
+        (lambda: normalnorm.LayerNormalNorm(3, alpha=0.5, steps=2), (8, 3)),
+        (lambda: normalnorm.DecorrelatedBatchNorm1d(3), (8, 3)),
+    ],
+)
+def test_a_new_pickle_of_a_module_computes_the_same(make, shape):
+    layer = make()
+    layer(torch.randn(shape))
+    again = pickle.loads(pickle.dumps(layer.eval()))
+    x = torch.randn(shape)
+    assert torch.equal(again(x), layer(x)) and repr(again) == repr(layer)
+    assert str(again.gaussianizer) == str(layer.gaussianizer)
+
+
+# ---- PyTorch's checkpoints --------------------------------------------------
+
+IMAGE, VOLUME = (2, 5, 3, 2), (2, 5, 1, 2, 3)
+TRACKED = dict(affine=True, track_running_stats=True)
+
+
+def twins(theirs: str, ours: str, shape: tuple, *arguments, **options) -> tuple:
+    classes = record.exported()
+    return getattr(nn, theirs), classes[ours], arguments or (5,), options, shape
+
+
+PLAIN = {
+    "batch 1d": twins("BatchNorm1d", "BatchNormalNorm1d", (4, 5)),
+    "batch 2d": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE),
+    "batch 3d": twins("BatchNorm3d", "BatchNormalNorm3d", VOLUME),
+    "bare": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE, affine=False),
+    "instance 1d": twins(
+        "InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7), **TRACKED
+    ),
+    "instance 2d": twins(
+        "InstanceNorm2d", "InstanceNormalNorm2d", IMAGE, **TRACKED
+    ),
+    "instance 3d": twins(
+        "InstanceNorm3d", "InstanceNormalNorm3d", VOLUME, **TRACKED
+    ),
+    "synchronized": twins("BatchNorm2d", "SyncBatchNormalNorm", IMAGE),
+    "decorrelated 1d": twins("BatchNorm1d", "DecorrelatedBatchNorm1d", (4, 5)),
+    "decorrelated 2d": twins("BatchNorm2d", "DecorrelatedBatchNorm2d", IMAGE),
+    "decorrelated normality 1d": twins(
+        "BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)
+    ),
+    "decorrelated normality 2d": twins(
+        "BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE
+    ),
+    "synchronized decorrelated": twins(
+        "BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE
+    ),
+    "synchronized decorrelated normality": twins(
+        "BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE
+    ),
+    "layer": twins("LayerNorm", "LayerNormalNorm", IMAGE, (3, 2)),
+    "layer 2d": twins("LayerNorm", "LayerNormalNorm2d", IMAGE),
+    "gaussianized layer": (
+        nn.LayerNorm,
+        lambda n: normalnorm.LayerNormalNorm(n, gaussianizer=Power(0.5)),
+        ((3, 2),),
+        {},
+        IMAGE,
+    ),
+    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_checkpoint_loads(name):
+    """Strictly, from a file, and computes the same: with λ = 1, and where λ is
+    that of the sample, without the transform."""
+    theirs, ours, arguments, options, shape = PLAIN[name]
+    plain, file = theirs(*arguments, **options), io.BytesIO()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.copy_(torch.rand_like(p) + 0.5)
+        if hasattr(plain, "running_mean"):
+            for seed in range(3):
+                plain(record.skewed(shape, seed).float())
+    torch.save(plain.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    layer = ours(*arguments, **options)
+    layer.load_state_dict(state, strict=True)
+    if not hasattr(plain, "running_mean"):
+        layer.alpha = 0.0
+    u = record.skewed(shape, 9)
+    if isinstance(layer, LayerNormalNorm2d):
+        expected = record.evaluated(plain, u.movedim(1, -1)).movedim(-1, 1)
+    else:
+        expected = record.evaluated(plain, u)
+    torch.testing.assert_close(record.evaluated(layer, u), expected, **ROUNDING)
+    if "decorrelated" in name:  # a covariance is none of the plain layer's
+        return
+    back = theirs(*arguments, **options)
+    back.load_state_dict(
+        plain_state_dict(layer.float().state_dict()), strict=True
+    )
+    for key, value in back.state_dict().items():
+        assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.parametrize("older", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_a_checkpoint_without_the_number_of_batches_loads(older):
+    "As PyTorch wrote it before 0.4.1: without a version."
+    state = dict(older(5, **TRACKED).state_dict())
+    del state["num_batches_tracked"]
+    ours = dict(
+        BatchNorm2d=normalnorm.BatchNormalNorm2d,
+        InstanceNorm2d=normalnorm.InstanceNormalNorm2d,
+    )
+    layer = ours[older.__name__](5, **TRACKED)
+    layer.load_state_dict(state, strict=True)
+    assert layer.num_batches_tracked == 0 and torch.equal(
+        layer.running_lambda, torch.ones(5)
+    )
+
+
+def test_the_two_batch_layers_of_the_power_transform_share_their_states():
+    "What was `GaussianizedBatchNorm`, and `BatchNormalNorm1d`."
+    found = saved(
+        next(file for file in FILES if file.stem == "GaussianizedBatchNorm")
+    )
+    layer = normalnorm.BatchNormalNorm1d(5, eps=1e-3)
+    layer.load_state_dict(found["state"], strict=True)
+    out = record.evaluated(layer, found["input"])
+    torch.testing.assert_close(out, found["output"], **ROUNDING)

@@ -1,0 +1,51 @@
+"""Types, by mypy: the whole package, as its annotations say.
+
+How strict, and what is taken for untyped, is in pyproject.toml.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.book
+pytest.importorskip("mypy", reason="mypy is not installed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mypy(*arguments):
+    "What mypy says, one line for each fault."
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def test_nothing_to_find():
+    assert mypy("normalnorm") == []
+
+
+@pytest.mark.parametrize(
+    "code, fault",
+    [
+        (
+            "from normalnorm.layers.core import Rule\nRule().quiet()",
+            "attr-defined",
+        ),
+        (
+            "from normalnorm.layers.weight_decay import groups_by_type\n"
+            "groups_by_type(None, decay=0.1)",
+            "call-arg",
+        ),
+        ("from normalnorm.experiments.data import info\ninfo(3)", "arg-type"),
+        ("from normalnorm.layers.folding import unfold", "attr-defined"),
+    ],
+)
+def test_a_fault_is_found(code, fault):
+    found = mypy("-c", code)
+    assert len(found) == 1 and f"[{fault}]" in found[0], found

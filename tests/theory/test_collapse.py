@@ -1,0 +1,243 @@
+"""Random nets and their collapse: shapes, devices of chance, errors, and the
+tool that makes the committed rows. What they compute is checked by the claims
+of the chapter.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from normalnorm.theory import collapse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_rate():
+    assert collapse.collapse_rate(beta_std=0.0) == 1
+    assert collapse.collapse_rate(2.0, 0.0, 2.0) == 0.5
+    assert collapse.collapse_rate(0.0, 1.0, 3.0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ((1.0, -0.1), "gamma_std=-0.1"),
+        ((1.0, 0.2, float("nan")), "beta_std=nan"),
+        ((float("nan"),), "gamma_mean=nan"),
+        ((0.0, 0.0), "γ = 0 everywhere"),
+        (("a",), "gamma_mean=a is a str"),
+        ((1.0, None), "gamma_std=None"),
+    ],
+)
+def test_rate_says_what_is_wrong(arguments, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        collapse.collapse_rate(*arguments)
+
+
+def test_layers_are_those_of_the_definition():
+    x = torch.randn(3, 2, 5, 7)
+    torch.manual_seed(0)
+    made = list(collapse.random_net(x, 4, 6, activation=torch.tanh))
+    assert len(made) == 4
+    for layer in made:
+        assert all(v.shape == (3, 6, 5, 7) for v in layer)
+        torch.testing.assert_close(layer.z, layer.affine.tanh())
+        torch.testing.assert_close(layer.y, collapse.layer_norm(layer.x))
+        # one factor and one shift for each channel
+        assert collapse.linear_residual(layer.affine, layer.y, True) < 1e-10
+    torch.manual_seed(0)
+    again = list(collapse.random_net(x, 4, 6, activation=torch.tanh))
+    assert all((a.z == b.z).all() for a, b in zip(made, again))
+
+
+def test_options_of_a_net():
+    x = torch.randn(3, 1, 4, 5)
+    same = next(
+        iter(
+            collapse.random_net(
+                x, 1, 6, lambda t: t, gamma_std=0.0, beta_std=0.0
+            )
+        )
+    )
+    assert (same.x == same.affine).all()
+    torch.manual_seed(1)
+    plain = list(collapse.random_net(x, 3, 6))
+    torch.manual_seed(1)
+    summed = list(collapse.random_net(x, 3, 6, residual=True))
+    assert (plain[0].x == summed[0].x).all()
+    torch.testing.assert_close(summed[1].x, plain[1].x + plain[0].x)
+    # where the branches are 0, the sum of all before stays the first
+    first, *rest = collapse.random_net(
+        x, 4, 6, activation=torch.zeros_like, residual=True
+    )
+    assert all((layer.x == first.x).all() for layer in rest)
+    none = next(
+        iter(
+            collapse.random_net(x, 1, 6, lambda t: t, prepare=torch.zeros_like)
+        )
+    )
+    assert none.x.abs().max() == 0
+    points = next(iter(collapse.random_net(x[..., :1, :1], 1, 6, kernel=1)))
+    assert points.y.shape == (3, 6, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"depth": 0}, {"width": 0}, {"kernel": 2}, {"kernel": 0}]
+)
+def test_net_says_what_is_wrong(change):
+    arguments = {"depth": 2, "width": 3, **change}
+    with pytest.raises(ValueError, match="positive sizes and an odd kernel"):
+        next(collapse.random_net(torch.ones(1, 1, 3, 3), **arguments))
+
+
+@pytest.mark.parametrize(
+    "shape, change, error, says",
+    [
+        (
+            (1, 3, 3),
+            {},
+            ValueError,
+            r"\(1, 3, 3\): expected images \(N, C, H, W",
+        ),
+        ((1, 1, 2, 2), {"kernel": 7}, ValueError, "of at least 3 positions"),
+        ((1, 1, 3, 3), {"gamma_std": -1}, ValueError, "gamma_std=-1"),
+        ((1, 1, 3, 3), {"beta_std": "a"}, TypeError, "beta_std=a is a str"),
+        ((1, 1, 3, 3), {"width": 2.5}, TypeError, "width=2.5 is a float"),
+    ],
+)
+def test_net_says_what_else_is_wrong(shape, change, error, says):
+    arguments = {"depth": 2, "width": 3, **change}
+    with pytest.raises(error, match=says):
+        next(collapse.random_net(torch.ones(shape), **arguments))
+
+
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (lambda: collapse.chi([1.0]), TypeError, "y is list"),
+        (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
+        (lambda: collapse.chi(torch.ones(0, 3)), ValueError, "at least one"),
+        (lambda: collapse.chi(torch.ones(2, 3) * 1j), TypeError, "complex"),
+        (
+            lambda: collapse.linear_residual(
+                torch.ones(3, 2), torch.ones(3, 3)
+            ),
+            ValueError,
+            "z has shape .*, affine",
+        ),
+        (
+            lambda: collapse.linear_residual(torch.ones(3, 2), 1.0),
+            TypeError,
+            "affine is float",
+        ),
+        (lambda: collapse.equalized("images"), TypeError, "images are a str"),
+        (lambda: collapse.equalized(torch.ones(0, 1, 5)), ValueError, "N, 1"),
+    ],
+)
+def test_what_has_no_share(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equalized_images(dtype):
+    x = (5 * torch.rand(7, 1, 3, 5) ** 3).to(dtype)
+    out = collapse.equalized(x)
+    assert out.dtype == dtype and out.shape == x.shape
+    assert abs(out.double().mean()) < 1e-7
+    torch.testing.assert_close(
+        out.square().mean((1, 2, 3)), torch.ones(7, dtype=dtype)
+    )
+    # each image is what it was, shifted and scaled
+    flat, before = out.flatten(1).double(), x.flatten(1).double()
+    order = before.argsort(1)
+    assert (flat.gather(1, order).diff(dim=1) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "images, says",
+    [
+        (torch.rand(3, 2, 5, 5), "one channel"),
+        (torch.rand(3, 5), "one channel"),
+        (torch.cat([torch.rand(1, 1, 5), torch.ones(1, 1, 5)]), "constant"),
+    ],
+)
+def test_images_that_cannot_be_equalized(images, says):
+    with pytest.raises(ValueError, match=says):
+        collapse.equalized(images)
+
+
+def test_shares_of_nothing_and_of_constants():
+    zero = torch.zeros(2, 3, 5)
+    assert collapse.chi(zero) == 0
+    for about in (False, True):
+        assert collapse.linear_residual(zero, zero, about) == 0
+    line = torch.randn(2, 3, 5)
+    assert collapse.linear_residual(2 * line, line) < 1e-12
+    assert collapse.linear_residual(2 * line + 1, line, True) < 1e-12
+    assert collapse.linear_residual(2 * line + 1, line) > 0.1
+    assert collapse.chi(line).dtype == torch.float64
+
+
+def test_the_rows_are_of_the_size_that_the_text_says():
+    record = json.loads((ROOT / "results/collapse.json").read_text())
+    assert record["depth"] == 30 and record["images"] == 16
+    parts = {name: part["found"] for name, part in record["parts"].items()}
+    for found in parts["widths"].values():
+        assert {w: f["nets"] for w, f in found.items()} == {
+            "64": 256,
+            "128": 128,
+            "256": 64,
+            "512": 32,
+        }
+    assert all(
+        f["nets"] == 16 and len(f["p1"]) == 30 for f in parts["kinds"].values()
+    )
+    assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
+    for found in (*parts["kinds"].values(), *parts["widths"]["ReLU"].values()):
+        total = [sum(p) for p in zip(*(found[f"p{k}"] for k in range(1, 5)))]
+        assert all(t < 1.01 for t in total)
+
+
+@pytest.mark.book
+def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
+    tool = pytest.importorskip(
+        "tools.collapse", reason="the book's tools are not installed"
+    )
+    monkeypatch.setattr(tool, "RECORD", tmp_path / "collapse.json")
+    monkeypatch.setattr(tool, "VARIANTS", 2)
+    monkeypatch.setattr(tool, "DEPTH", 3)
+    monkeypatch.setattr(tool, "KINDS", {"ReLU": tool.KINDS["ReLU"]})
+    threads = torch.get_num_threads()
+    try:
+        assert tool.main(["--only", "kinds"]) == 0
+        made = json.loads(tool.RECORD.read_text())
+        tool.main(["--only", "kinds"])  # nothing is done twice
+        assert json.loads(tool.RECORD.read_text()) == made
+        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
+        with pytest.raises(SystemExit):
+            tool.main(["--only", "kinds"])
+    finally:
+        torch.set_num_threads(threads)
+    found = made["parts"]["kinds"]["found"]["ReLU"]
+    assert found["nets"] == 2 and len(found["p1"]) == len(found["left"]) == 3
+    kept = json.loads((ROOT / "results/collapse.json").read_text())
+    kept = kept["parts"]["kinds"]["found"]["ReLU"]
+    for mean, whole, sd in zip(found["p1"], kept["p1"], kept["p1_sd"]):
+        assert abs(mean - whole) < 4 * sd + 1e-4
+
+
+def test_rows_of_the_cures():
+    record = json.loads((ROOT / "results/collapse.json").read_text())
+    found = record["parts"]["cures"]["found"]
+    assert set(found) == {"LN", "LN+PN", "GN+PN", "IN"}
+    for row in found.values():
+        assert row["nets"] == 32 and len(row["p1_most"]) == 30
+        for parts in zip(*(row[f"p{k}"] for k in range(1, 5))):
+            assert abs(sum(parts) - 1) < 1e-3
+    assert found["LN"]["p1"][29] > 0.9
+    assert found["LN+PN"]["p1_most"][29] < 0.05
+    # Theorem 2
+    assert min(found["IN"]["p3"]) > 1 - 1e-5

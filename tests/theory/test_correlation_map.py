@@ -1,0 +1,696 @@
+"""The correlation map and the covariance field: types, edges, errors, and the
+library's layers in networks. `python -m tests.theory.test_correlation_map`
+makes results/covariance-field.json anew.
+"""
+
+import datetime
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import normalnorm
+from normalnorm.layers import normalizers
+from normalnorm.theory import covariance_field as fields
+from normalnorm.theory import pairs
+from normalnorm.theory.correlation_map import (
+    NORMS,
+    correlation_map,
+    fixed_point,
+    hermite_shares,
+    slope,
+)
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+KINDS = {"instance": {"group": 9}}
+
+
+def more(norm):
+    return KINDS.get(norm, {})
+
+
+# ---- types, shapes, settings ------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_number_in_number_out_tensor_in_tensor_out(norm):
+    here = {**more(norm)} | ({"batch": 5} if norm == "lmbv" else {})
+    value = correlation_map(0.3, "relu", norm, **here)
+    assert type(value) is float and 0 <= value < 1
+    c = torch.tensor([0.3, 0.5, 0.1], dtype=torch.float32)
+    out = correlation_map(c, "relu", norm, **here)
+    assert out.shape == c.shape and out.dtype == torch.float32
+    assert out[0].item() == pytest.approx(value, abs=1e-6)
+    assert type(correlation_map(np.float64(0.3), "relu", norm, **here)) is float
+
+
+@pytest.mark.parametrize("norm", ["batch", "bmlv", "lmbv"])
+def test_a_matrix_is_mapped_whole(norm):
+    mixed = torch.randn(6, 9, dtype=torch.float64)
+    cov = mixed @ mixed.T
+    out = correlation_map(cov, "relu", norm)
+    assert out.shape == (6, 6) and torch.allclose(out, out.T)
+    assert out.diagonal().mean().item() == pytest.approx(1)
+    # a common factor does not matter, the order of the samples does not either
+    torch.testing.assert_close(correlation_map(7 * cov, "relu", norm), out)
+    turn = torch.tensor([3, 0, 5, 1, 2, 4])
+    torch.testing.assert_close(
+        correlation_map(cov[turn][:, turn], "relu", norm), out[turn][:, turn]
+    )
+
+
+def test_sampled_and_exact_batches_agree():
+    mixed = torch.randn(5, 9, dtype=torch.float64)
+    cov = mixed @ mixed.T
+    for norm in ("batch", "lmbv"):
+        for eps in (0.0, 0.2):
+            exact = correlation_map(cov, "relu", norm, eps=eps)
+            drawn = correlation_map(cov, torch.relu, norm, eps=eps)
+            assert (exact - drawn).abs().max() < 0.02, norm
+
+
+def test_limits_agree():
+    for phi in ("relu", "gelu"):
+        wide = correlation_map(0.4, phi, "layer", 0.2, 0.2)
+        assert correlation_map(
+            0.4, phi, "group", 0.2, 0.2, group=20000
+        ) == pytest.approx(wide, abs=2e-4)
+        assert slope(phi, "group", 0.2, 0.2, group=20000) == pytest.approx(
+            slope(phi, "layer", 0.2, 0.2), abs=2e-3
+        )
+        for norm in ("batch", "bmlv"):
+            assert slope(phi, norm, 0.2, 0.2, batch=20000) == pytest.approx(
+                slope(phi, norm, 0.2, 0.2), abs=2e-2
+            )
+            assert correlation_map(
+                0.4, phi, norm, batch=20000
+            ) == pytest.approx(correlation_map(0.4, phi, norm), abs=2e-3)
+    assert correlation_map(0.4, "tanh", "instance", group=5) == correlation_map(
+        0.4, "tanh", "group", group=5
+    )
+
+
+def test_slope_with_epsilon_has_its_limits():
+    for phi in ("relu", "tanh"):
+        assert slope(phi, "group", 0.2, 0.2, 0.3, group=4000) == pytest.approx(
+            slope(phi, "layer", 0.2, 0.2, 0.3), abs=2e-3
+        )
+        assert slope(phi, "instance", 0.2, 0.2, 1e-8, group=7) == pytest.approx(
+            slope(phi, "group", 0.2, 0.2, group=7), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "phi, norm, keywords",
+    [
+        ("tanh", "batch", {"eps": 0.5}),
+        ("tanh", "bmlv", {"eps": 0.5}),
+        ("relu", "bmlv", {"eps": 0.5, "noise": 0.5}),
+        ("gelu", "batch", {"noise": 0.5}),
+    ],
+)
+def test_large_batches_are_infinite_ones(phi, norm, keywords):
+    "By other ways: normal values there, finite units drawn here."
+    assert slope(phi, norm, 0.2, 0.3, batch=200, **keywords) == pytest.approx(
+        slope(phi, norm, 0.2, 0.3, **keywords), rel=0.012
+    )
+
+
+def test_drawn_units_agree_with_the_quadrature():
+    "What both ways know: noise that is too small to count, λ̂ left out."
+    for norm, eps, n in (
+        ("group", 0.2, 2),
+        ("group", 0.01, 5),
+        ("batch", 0, 6),
+        ("group", 0, 6),
+    ):
+        drawn = slope("relu", norm, 0.2, 0.2, eps, noise=1e-9, **{norm: n})
+        if norm == "batch":
+            assert slope(
+                "relu", norm, 0.2, 0.2, 1e-7, batch=n
+            ) == pytest.approx(drawn, rel=5e-3)
+        assert drawn == pytest.approx(
+            slope("relu", norm, 0.2, 0.2, eps, **{norm: n}), rel=0.015
+        )
+
+
+def test_the_transform_is_the_identity_in_large_units():
+    assert slope(
+        "tanh", "group", 0.2, 0.2, group=2000, power=True
+    ) == pytest.approx(slope("tanh", "layer", 0.2, 0.2), rel=0.02)
+    assert slope("gelu", "bmlv", batch=9, power=True) == slope(
+        "gelu", "bmlv", batch=9
+    )
+
+
+def test_the_lmbv_noise_is_of_the_batch_s_size():
+    "As drawn batches have it: not of the size of what the samples share."
+    assert correlation_map(0.5, "relu", "lmbv", noise=1.0) == pytest.approx(
+        correlation_map(0.5, "relu", "lmbv", noise=1.0, batch=200), abs=0.012
+    )
+
+
+def test_bmlv_of_unequal_samples_with_epsilon():
+    torch.manual_seed(0)
+    mixed = torch.randn(5, 9, dtype=torch.float64)
+    cov = mixed @ mixed.T
+    cov = cov / cov.diagonal().mean()
+    found = correlation_map(cov, "relu", "bmlv", 0.2, 0.3, 0.5)
+    x = torch.randn(400_000, 5).double() @ torch.linalg.cholesky(cov).T
+    x = x - x.mean(1, keepdim=True)
+    y = x / (x.square().mean(0) + 0.5).sqrt()
+    z = (
+        (1 + 0.2 * torch.randn(len(x), 1)) * y + 0.3 * torch.randn(len(x), 1)
+    ).relu()
+    torch.testing.assert_close(
+        found, z.T @ z / z.square().sum() * 5, atol=0.01, rtol=0
+    )
+    equal = torch.full((4, 4), 0.3, dtype=torch.float64).fill_diagonal_(1)
+    for phi, here in (("tanh", (0.0, 0.0, 0.2)), ("relu", (0.0, 0.5, 0.5))):
+        assert correlation_map(equal, phi, "bmlv", *here)[
+            0, 1
+        ].item() == pytest.approx(
+            correlation_map(0.3, phi, "bmlv", *here, batch=4), abs=5e-3
+        )
+
+
+def test_epsilon_noise_and_skip():
+    kappa = lambda c: (
+        (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
+    )
+    assert correlation_map(0.4, "relu", "layer", eps=0.5) == pytest.approx(
+        kappa(0.4)
+    )
+    y = 1 / 1.5  # ε makes β larger beside y
+    assert correlation_map(
+        0.4, "relu", "layer", 0.0, 0.3, 0.5
+    ) == pytest.approx(kappa((0.4 * y + 0.09) / (y + 0.09)))
+    assert correlation_map(0.4, "relu", "rms", noise=0.7) == pytest.approx(
+        kappa(0.4 / (1 + 2 / math.pi * 0.49))
+    )
+    assert correlation_map(0.4, "relu", "layer", skip=2.0) == pytest.approx(
+        (kappa(0.4) + 1.6) / 5
+    )
+    assert slope("relu", "proxy", skip=2.0) == pytest.approx(
+        (math.pi / (math.pi - 1) + 4) / 5
+    )
+    assert correlation_map(0.4, "tanh", "layer", power=True) == correlation_map(
+        0.4, "tanh", "layer"
+    )
+    # ε lets a batch remember c in part, unless φ is homogeneous
+    for phi, same in (("relu", True), ("gelu", False)):
+        far, near = (
+            correlation_map(c, phi, "batch", eps=1.0, batch=8)
+            for c in (0.1, 0.9)
+        )
+        assert (abs(far - near) < 1e-9) == same, phi
+
+
+def test_fixed_points():
+    assert fixed_point("relu", "layer") == 1
+    assert (
+        fixed_point("tanh", "layer")
+        == 0
+        == fixed_point("gelu", "proxy", 0.2, 0.2)
+    )
+    for norm, here in (
+        ("pre-layer", {}),
+        ("layer", {"noise": 0.4}),
+        ("group", {"group": 6}),
+    ):
+        c = fixed_point("relu", norm, 0.2, 0.2, **here)
+        assert 0 < c < 1 and correlation_map(
+            c, "relu", norm, 0.2, 0.2, **here
+        ) == pytest.approx(c, abs=1e-9)
+    c = fixed_point("relu", "pre-layer", 0.0, 0.67)
+    assert 0.99 < c < 1 and correlation_map(
+        c, "relu", "pre-layer", 0.0, 0.67
+    ) == pytest.approx(c, abs=1e-9)
+
+
+def test_hermite_shares_are_the_known_ones_of_relu():
+    p = hermite_shares("relu", "layer", count=8)
+    # of κ: 1/π, ½, 1/(2π), 0, 1/(24π), …
+    expected = [1 / math.pi, 0.5, 0.5 / math.pi, 0, 1 / (24 * math.pi), 0]
+    torch.testing.assert_close(
+        p[:6], torch.tensor(expected).double(), atol=1e-7, rtol=0
+    )
+    assert hermite_shares(
+        "tanh", "proxy", 0.2, 0.2, eps=0.03
+    ).sum().item() == pytest.approx(1, abs=1e-6)
+    for norm in ("pre-layer", "weight-standardization"):
+        p = hermite_shares("relu", norm, count=8) * (1 - 1 / math.pi)
+        torch.testing.assert_close(
+            p[:6], torch.tensor([0, *expected[1:]]).double(), atol=1e-7, rtol=0
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments, keywords, says",
+    [
+        ((0.1, "rele", "layer"), {}, "did you mean relu"),
+        ((0.1, "relu", "layr"), {}, "did you mean layer"),
+        ((1.1, "relu", "layer"), {}, r"from 1\.1 to 1\.1"),
+        ((float("nan"), "relu", "layer"), {}, "expected correlations"),
+        ((0.1, "relu", "layer"), {"gamma_std": -1}, "gamma_std=-1"),
+        ((0.1, "relu", "layer"), {"noise": float("inf")}, "noise=inf"),
+        (
+            (0.1, "relu", "layer"),
+            {"batch": 8},
+            "only batch, bmlv, lmbv know it",
+        ),
+        ((0.1, "relu", "batch"), {"group": 8}, "only group, instance know it"),
+        ((0.1, "relu", "batch"), {"batch": 1}, "at least 2"),
+        ((0.1, "relu", "group"), {"group": 2.5}, "whole number"),
+        ((0.1, "relu", "instance"), {}, "needs group="),
+        ((0.1, "relu", "lmbv"), {"batch": 3}, "take 4 at least"),
+        ((-0.5, "relu", "batch"), {"batch": 5}, r"in \[-0.25, 1\]"),
+        ((1.0, "relu", "batch"), {"batch": 5}, "nothing to normalize"),
+        ((torch.eye(3), "relu", "batch"), {"batch": 4}, "N = batch"),
+        ((torch.ones(2, 3), "relu", "batch"), {}, "covariance matrix"),
+        (
+            (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), "relu", "batch"),
+            {},
+            "without negative eigenvalues",
+        ),
+        ((0.1, lambda y: y.sum(), "layer"), {}, "element by element"),
+        ((0.1, lambda y: 1 / y, "layer"), {}, "must be finite"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, keywords, says):
+    with pytest.raises(ValueError, match=says):
+        correlation_map(*arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    "arguments, keywords, error, says",
+    [
+        (
+            (torch.ones(3, 3), "relu", "batch"),
+            {},
+            ValueError,
+            "samples .* equal",
+        ),
+        (
+            (torch.ones(4, 4), "relu", "lmbv"),
+            {},
+            ValueError,
+            "samples .* equal",
+        ),
+        ((torch.tensor(0), "relu", "layer"), {}, TypeError, "torch.int64"),
+        (("a", "relu", "layer"), {}, TypeError, "c=a is a str"),
+        (([0.1], "relu", "layer"), {}, TypeError, "is a list"),
+        (
+            (0.1, "relu", "layer"),
+            {"gamma_std": "a"},
+            TypeError,
+            "gamma_std=a is",
+        ),
+        ((0.1, "relu", "group"), {"group": "a"}, TypeError, "group=a is a str"),
+        ((0.1, torch.log, "layer"), {}, ValueError, "must be finite"),
+        (
+            (0.1, lambda y: y.sort().values, "layer"),
+            {},
+            ValueError,
+            "element by",
+        ),
+    ],
+)
+def test_what_has_no_map_is_said(arguments, keywords, error, says):
+    with pytest.raises(error, match=says):
+        correlation_map(*arguments, **keywords)
+
+
+def test_what_has_no_slope_is_said():
+    for arguments, keywords, says in (
+        (("tanh", "lmbv"), {"batch": 8}, "linear on both sides of 0"),
+        (("relu", "lmbv"), {"batch": 8, "power": True}, "λ̂ of its own"),
+        ((lambda y: (y > 0).to(y), "layer"), {}, "jumps at 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            slope(*arguments, **keywords)
+    assert slope("relu", "batch", batch=3) == math.inf
+    assert slope("relu", "group", group=3) == math.inf
+    assert slope("relu", "group", group=3, power=True, noise=0.5) == math.inf
+    assert 1 < slope("relu", "group", eps=1e-3, group=3) < math.inf
+    with pytest.raises(TypeError, match="a name or a function"):
+        slope(3, "layer")
+    with pytest.raises(ValueError, match="whole batch"):
+        fixed_point("relu", "batch")
+    for count in (0, 101):
+        with pytest.raises(ValueError, match=f"count={count}"):
+            hermite_shares("relu", "layer", count=count)
+
+
+def test_quadrature_keeps_the_variance_of_a_dead_channel():
+    "ReLU far below 0: tiny, positive, and by mpmath."
+    one = torch.ones(1, dtype=torch.float64)
+    relu = pairs.activation_of("relu")
+    mean = pairs.smoothed(relu, -5 * one, one)
+    var = pairs.joint_mean(relu, -5 * one, one, one, mean)
+    import mpmath as mp
+
+    first, second = (
+        mp.quad(lambda y, k=k: y**k * mp.npdf(y + 5), [0, 2, 12])
+        for k in (1, 2)
+    )
+    assert var.item() == pytest.approx(float(second - first**2), rel=1e-8)
+
+
+# ---- the library's layers ---------------------------------------------------
+
+WIDTH = 1200
+
+
+def layers_of(norm):
+    "A map of WIDTH channels and its normalizer, without γ and β."
+    linear = nn.Linear(WIDTH, WIDTH, bias=False)
+    after = {
+        "layer": nn.LayerNorm(WIDTH, elementwise_affine=False),
+        "rms": normalizers.RootMeanSquareNorm(WIDTH),
+        "group": nn.GroupNorm(WIDTH // 8, WIDTH, affine=False),
+        "batch": nn.BatchNorm1d(WIDTH, affine=False),
+        "bmlv": normalizers.BMLVNorm(WIDTH),
+        "lmbv": normalizers.LMBVNorm(WIDTH),
+        "proxy": nn.LayerNorm(WIDTH, elementwise_affine=False),
+        "pre-layer": nn.Identity(),
+        "noisy layer": normalnorm.LayerNormalNorm(WIDTH, noise=1.0),
+        "bent batch": normalnorm.BatchNormalNorm1d(WIDTH, noise=0.4),
+    }[norm]
+    if norm == "pre-layer":
+        linear = normalnorm.PreLayerNormLinear(WIDTH, WIDTH, bias=False)
+    nn.init.normal_(linear.weight, std=WIDTH**-0.5)
+    phi = (
+        normalnorm.ProxyNorm(WIDTH, "relu", eps=0.0, samples=None)
+        if (norm == "proxy")
+        else nn.ReLU()
+    )
+    return nn.Sequential(linear, after, phi)
+
+
+@pytest.mark.parametrize(
+    "norm, keywords",
+    [
+        ("layer", {}),
+        ("rms", {}),
+        ("group", {"group": 8}),
+        ("batch", {}),
+        ("bmlv", {}),
+        ("lmbv", {}),
+        ("proxy", {}),
+        ("pre-layer", {}),
+        ("noisy layer", {"noise": 1.0}),
+        ("bent batch", {"power": True, "noise": 0.4}),
+    ],
+)
+def test_networks_of_the_library_s_layers(norm, keywords):
+    "Mean correlation of eight samples through three layers, of four networks."
+    plain, gaps = norm.split()[-1], []
+    whole = plain in ("batch", "bmlv", "lmbv")
+    off = ~torch.eye(8, dtype=torch.bool)
+
+    def grams(z):
+        seen = z - z.mean(1, keepdim=True) if norm == "pre-layer" else z
+        gram = (seen @ seen.T).double()
+        root = gram.diagonal().sqrt()
+        return gram, (gram / torch.outer(root, root)).clamp(-1, 1)
+
+    for seed in range(2 if "power" in keywords else 4):
+        torch.manual_seed(seed)
+        z = torch.randn(8, WIDTH) + 0.7 * torch.randn(1, WIDTH)
+        for _ in range(3):
+            cov, cosine = grams(z)
+            exact = correlation_map(
+                cov if whole else cosine, "relu", plain, **keywords
+            )
+            # with noise F(1) < 1, which is no power
+            root = exact.diagonal().sqrt() if whole else torch.ones(8)
+            with torch.no_grad():
+                z = layers_of(norm)(z)
+            gaps.append(
+                (grams(z)[1] - exact / torch.outer(root, root))[off]
+                .mean()
+                .item()
+            )
+    assert abs(np.mean(gaps)) < 0.015, (norm, gaps)
+    assert max(map(abs, gaps)) < 0.04, (norm, gaps)
+
+
+def test_a_leaky_relu_of_any_slope_is_known():
+    leaky = nn.LeakyReLU(0.3)
+    for n in (6, 12):
+        assert slope(leaky, "lmbv", batch=n) == (n - 3) / (n - 1)
+    assert correlation_map(0.4, leaky, "layer") == pytest.approx(
+        correlation_map(0.4, lambda y: leaky(y), "layer"), abs=1e-9
+    )
+    eye = torch.eye(4).double()
+    assert fields.next_field(eye, 2, "layer", leaky)[1][0, 1] == pytest.approx(
+        0.35**2 * 2 / np.pi
+    )
+
+
+# ---- the field --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda k: fields.next_field(k, 2, "layr"), "did you mean layer"),
+        (lambda k: fields.next_field(k, 2, "layer", "gelu"), "both sides of 0"),
+        (
+            lambda k: fields.next_field(k, 2, "proxy", beta_std=0.1),
+            "beta_std=0.1",
+        ),
+        (lambda k: fields.next_field(k, 2, "group"), "number of channels"),
+        (lambda k: fields.next_field(k, 2, "layer", group=3), "it alone"),
+        (lambda k: fields.convolved(k, (2, 1, 1, 3), 2), "odd kernel"),
+        (lambda k: fields.convolved(k, (2, 1, 1, 5)), "each position"),
+        (lambda k: fields.power_shares(k, 4), "equally many"),
+        (lambda k: fields.image_field(k), "(N, C, H, W)"),
+    ],
+)
+def test_the_field_says_what_is_wrong(call, says):
+    import re
+
+    with pytest.raises(ValueError, match=re.escape(says)):
+        call(torch.eye(6, dtype=torch.float64))
+
+
+def test_correlations_may_be_off_by_a_rounding():
+    c = torch.tensor([1 + 2**-52, 1.0, -1 - 2**-52, -1.0], dtype=torch.float64)
+    found = correlation_map(c, "relu", "layer")
+    assert found[0] == found[1] and found[2] == found[3]
+    with pytest.raises(ValueError, match="c from 1 to 1.00001: expected"):
+        correlation_map(torch.tensor([1.0, 1.00001]).double(), "relu", "layer")
+
+
+def test_the_field_of_single_positions_is_the_map():
+    mixed = torch.randn(4, 9, dtype=torch.float64)
+    field = mixed @ mixed.T
+    scale = field.diagonal().sqrt()
+    c = field / torch.outer(scale, scale)
+    for norm, phi in (
+        ("layer", "relu"),
+        ("layer", "abs"),
+        ("pre-layer", "relu"),
+        ("proxy", "leaky_relu"),
+    ):
+        std = 0.3 if norm == "layer" else 0.0
+        _, z = fields.next_field(field, 4, norm, phi, std, std)
+        root = z.diagonal().sqrt()
+        torch.testing.assert_close(
+            z / torch.outer(root, root),
+            correlation_map(c, phi, norm, std, std),
+            atol=1e-8,
+            rtol=0,
+        )
+    torch.testing.assert_close(
+        (out := fields.next_field(field, 4, "batch")[1]) / out.trace() * 4,
+        correlation_map(field, "relu", "batch"),
+    )
+
+
+@pytest.mark.parametrize(
+    "norm, group",
+    [("layer", None), ("pre-layer", None), ("batch", None), ("group", 4)],
+)
+def test_the_field_of_unequal_images_with_epsilon(norm, group):
+    "Drawn channels; one image has most of the power, at one of its positions."
+    torch.manual_seed(0)
+    mixed = torch.randn(6, 8, dtype=torch.float64)
+    mixed[0] *= 4
+    mixed[3:] /= 2
+    x = torch.randn(200_000, 8).double() @ mixed.T / 8**0.5
+    units = x.reshape(-1, group or 1, 2, 3)
+    if norm == "batch":
+        over, units = (1, 2, 3), units - units.mean((2, 3), keepdim=True)
+    else:
+        over = (1, 3) if group else (0, 1, 3)
+    if group:
+        units = units - units.mean(over, keepdim=True)
+    y = units / (units.square().mean(over, keepdim=True) + 0.4).sqrt()
+    z = y.relu()
+    if norm == "pre-layer":
+        z = z - z.mean(over, keepdim=True)
+    found = fields.next_field(
+        mixed @ mixed.T / 8, 2, norm, eps=0.4, group=group, drawn=200_000
+    )
+    for values, field in zip((y.reshape(x.shape), z.reshape(x.shape)), found):
+        root = field.diagonal().sqrt()
+        apart = values.T @ values / len(x) - field
+        assert (apart / torch.outer(root, root)).abs().max() < 0.02
+
+
+def small_images(count):
+    from normalnorm.experiments import data
+
+    images, _ = data.load("fashion", "test", first=count)
+    return F.adaptive_avg_pool2d(images.double(), 7)
+
+
+def computed(images, norm, depth, eps=0.0, group=None, drawn=4096):
+    field, found = fields.image_field(images), []
+    for _ in range(depth):
+        y, field = fields.next_field(
+            fields.convolved(field, images.shape),
+            len(images),
+            norm,
+            eps=eps,
+            group=group,
+            drawn=drawn,
+        )
+        found.append(fields.power_shares(y, len(images))[:3])
+    return found
+
+
+def measured(images, norm, depth, width, seed, group=None):
+    "The shares in a network of the library's and PyTorch's layers."
+    torch.manual_seed(seed)
+    z, found, tiny = images.float(), [], 1e-12
+    for layer in range(depth):
+        conv = (
+            normalnorm.PreLayerNormConv2d
+            if norm == "pre-layer" and layer
+            else nn.Conv2d
+        )(z.shape[1], width, 3, padding=1, bias=False, padding_mode="circular")
+        nn.init.normal_(conv.weight, std=(9 * z.shape[1]) ** -0.5)
+        after = {
+            "batch": lambda: nn.BatchNorm2d(width, tiny, affine=False),
+            "instance": lambda: nn.GroupNorm(width, width, tiny, False),
+            "group": lambda: nn.GroupNorm(width // group, width, tiny, False),
+        }.get(norm, lambda: nn.GroupNorm(1, width, tiny, False))()
+        phi = (
+            normalnorm.ProxyNorm(width, "relu", samples=None)
+            if (norm == "proxy")
+            else nn.ReLU()
+        )
+        with torch.no_grad():
+            y = conv(z)
+            if not (norm == "pre-layer" and layer):
+                y = after(y)
+            z = phi(y)
+        means, total = y.mean((2, 3)), y.square().mean()
+        first, second = (
+            means.mean(0).square().mean() / total,
+            means.var(0, correction=0).mean() / total,
+        )
+        found.append([first.item(), second.item(), (1 - first - second).item()])
+    return found
+
+
+CASES = {
+    "layer norm": ("layer", {}),
+    "PreLayerNorm": ("pre-layer", {}),
+    "layer norm and proxy": ("proxy", {"eps": 0.03}),
+    "batch norm": ("batch", {}),
+    "instance norm": ("instance", {}),
+    "groups of 32 channels": ("group", {"group": 32}),
+    "groups of 4 channels": ("group", {"group": 4}),
+}
+
+
+def test_the_committed_comparison_is_of_this_theory():
+    "Its computed half, made again for two normalizers."
+    row = json.loads((RESULTS / "covariance-field.json").read_text("utf-8"))
+    assert set(row["summary"]) == set(CASES) and row["nets"] >= 8
+    images = small_images(row["images"])
+    for name in ("layer norm", "layer norm and proxy"):
+        norm, settings = CASES[name]
+        np.testing.assert_allclose(
+            computed(images, norm, 4, **settings),
+            row["summary"][name]["computed"][:4],
+            atol=2e-6,
+        )
+
+
+def test_a_small_network_has_the_computed_shares():
+    images = small_images(4)
+    for name in ("layer norm", "layer norm and proxy", "PreLayerNorm"):
+        norm, settings = CASES[name]
+        nets = np.mean(
+            [measured(images, norm, 3, 192, seed) for seed in range(4)], 0
+        )
+        np.testing.assert_allclose(
+            nets, computed(images, norm, 3, **settings), atol=0.03
+        )
+
+
+def record(images=16, width=512, nets=16, depth=10):
+    "Networks of the paper's width beside the field: results/covariance-field."
+    from normalnorm.experiments.results import provenance
+
+    pictures, summary = small_images(images), {}
+    for case, (name, (norm, settings)) in enumerate(CASES.items()):
+        group = settings.get("group")
+        # seeds of its own, so that no case shares the luck of another
+        runs = np.array(
+            [
+                measured(
+                    pictures, norm, depth, width, 1000 * case + seed, group
+                )
+                for seed in range(nets)
+            ]
+        )
+        summary[name] = {
+            key: np.round(value, 6).tolist()
+            for key, value in (
+                (
+                    "computed",
+                    computed(pictures, norm, depth, drawn=16384, **settings),
+                ),
+                ("measured", runs.mean(0)),
+                ("error", runs.std(0, ddof=1) / nets**0.5),
+            )
+        }
+        print(
+            name,
+            summary[name]["computed"][-1],
+            summary[name]["measured"][-1],
+            flush=True,
+        )
+    made = provenance()
+    row = {
+        "what": "P1, P2, P3 + P4 of ten layers: fashion test images at 7 × "
+        "7, 3 × 3 circular convolutions, ReLU, γ = 1, β = 0",
+        "ran": "python -m tests.theory.test_correlation_map",
+        "date": str(datetime.date.today()),
+        "images": images,
+        "width": width,
+        "nets": nets,
+        "depth": depth,
+        "versions": {"torch": made["torch"]},
+        **made,
+        "summary": summary,
+    }
+    (RESULTS / "covariance-field.json").write_text(
+        json.dumps(row, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
+
+
+if __name__ == "__main__":
+    record()

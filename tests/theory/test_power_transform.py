@@ -1,0 +1,313 @@
+"""The power transform beyond its chapter: properties over random inputs,
+dtypes, transformations of torch.func, bad input.
+"""
+
+import math
+
+import hypothesis.strategies as st
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+
+from normalnorm.checks.theory.power_transform import (
+    worst_inverse_ulps,
+    worst_ulps,
+)
+from normalnorm.layers.engines import native
+from normalnorm.theory.power_transform import (
+    _phi,
+    power_transform_derivative,
+    signed_log1p,
+    yeo_johnson,
+    yeo_johnson_inverse,
+    yeo_johnson_nll,
+)
+from tests.peers import FOLLOWS
+
+finite = st.floats(-1e6, 1e6, allow_subnormal=False)
+lambdas = st.one_of(
+    st.floats(-3, 5, allow_subnormal=False),
+    st.sampled_from([0.0, 1.0, 2.0, 1e-12, 2 - 1e-12]),
+)
+
+
+def number(x):
+    return torch.tensor(x, dtype=torch.float64)
+
+
+@settings(max_examples=300, deadline=None)
+@given(finite, finite, lambdas)
+def test_increasing(a, b, lmbda):
+    low, high = yeo_johnson(number(sorted((a, b))), lmbda)
+    assert low <= high
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(-50, 50), lambdas)
+def test_round_trip(h, lmbda):
+    x = yeo_johnson(number(h), lmbda)
+    eta = lmbda if h >= 0 else 2 - lmbda
+    # near the end of a bounded range the inverse amplifies a rounding of x by
+    # e^{-ηℓ}
+    loss = math.exp(max(0.0, -eta * math.log1p(abs(h))))
+    assert abs(yeo_johnson_inverse(x, lmbda).item() - h) <= 1e-13 * loss * (
+        1 + abs(h)
+    ) * (1 + abs(eta))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-30, 30), lambdas)
+def test_against_scipy(h, lmbda):
+    if 0 < min(abs(lmbda), abs(lmbda - 2)) < 1e-6:
+        return  # older releases of scipy divide by λ there and lose the digits
+    expected = scipy.stats.yeojohnson(np.array([h]), lmbda)[0]
+    assert yeo_johnson(number(h), lmbda).item() == pytest.approx(
+        expected, rel=1e-10, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_derivative_family_in_high_precision(k):
+    with mp.workdps(40):
+        for h, lmbda in [
+            (2.0, 0.0),
+            (-2.0, 2.0),
+            (0.3, 1.0),
+            (-40.0, 0.5),
+            (1e4, -1.5),
+            (-1e-3, 3.0),
+            (7.0, 1e-7),
+        ]:
+            s, ell = (1 if h >= 0 else -1), mp.log1p(abs(mp.mpf(h)))
+            eta = 1 + s * (mp.mpf(lmbda) - 1)
+            expected = s ** (k + 1) * mp.quad(
+                lambda v: v**k * mp.exp(eta * v), [0, ell]
+            )
+            value = power_transform_derivative(number(h), lmbda, k).item()
+            assert value == pytest.approx(
+                float(expected), rel=1e-13 * (1 + abs(float(eta * ell)))
+            )
+
+
+@pytest.mark.parametrize("lmbda", [0.0, 0.4, 1.0, 2.0, 2.6])
+def test_torch_func_agrees_with_nested_autograd(lmbda):
+    h, lmbda = number([-3.0, -0.2, 0.1, 5.0]), number(lmbda)
+    f = lambda x, y: yeo_johnson(x, y).sum()
+    hessian = torch.func.hessian(f, argnums=(0, 1))(h, lmbda)
+    x, y = h.clone().requires_grad_(), lmbda.clone().requires_grad_()
+    first = torch.autograd.grad(f(x, y), (x, y), create_graph=True)
+    second = torch.autograd.grad(first[1], (x, y))
+    torch.testing.assert_close(hessian[1][0], second[0])
+    torch.testing.assert_close(hessian[1][1], second[1])
+    _, tangent = torch.func.jvp(
+        yeo_johnson,
+        (h, lmbda.repeat(4)),
+        (torch.ones(4).double(), torch.zeros(4).double()),
+    )
+    torch.testing.assert_close(
+        tangent, torch.exp((lmbda - 1) * signed_log1p(h))
+    )
+    for x_tangent, lmbda_tangent in ((0.0, 1.0), (1.0, 0.5)):
+        tangents = (
+            torch.full_like(h, x_tangent),
+            torch.full_like(h, lmbda_tangent),
+        )
+        x = h.clamp(-0.3, 0.3)  # within the range of the transform for each λ
+        _, tangent_of_inverse = torch.func.jvp(
+            yeo_johnson_inverse, (x, lmbda.repeat(4)), tangents
+        )
+        back = yeo_johnson_inverse(x, lmbda)
+        slope = torch.exp((lmbda - 1) * signed_log1p(back))
+        torch.testing.assert_close(
+            tangent_of_inverse,
+            (
+                x_tangent
+                - lmbda_tangent * power_transform_derivative(back, lmbda, 1)
+            )
+            / slope,
+        )
+    per_element = torch.func.vmap(
+        torch.func.grad(yeo_johnson), in_dims=(0, None)
+    )(h, lmbda)
+    torch.testing.assert_close(per_element, tangent)
+
+
+def test_third_derivative_in_lambda_at_the_singular_points():
+    for h, lmbda in ((0.7, 0.0), (-0.7, 2.0)):
+        value = number(lmbda).requires_grad_()
+        result = yeo_johnson(number(h), value)
+        for _ in range(3):
+            (result,) = torch.autograd.grad(result, value, create_graph=True)
+        assert result.item() == pytest.approx(
+            math.log1p(0.7) ** 4 / 4, rel=1e-14
+        )
+
+
+def test_overflow_only_where_the_result_overflows():
+    # exp(ηℓ) alone is above the largest float32
+    h, lmbda = torch.tensor(5.0), 49.0
+    assert yeo_johnson(h, lmbda).item() == pytest.approx(
+        (6.0**49 - 1) / 49, rel=1e-4
+    )
+    assert yeo_johnson(torch.tensor(1e8), 6.0).isinf()
+
+
+def test_infinities_and_nan():
+    ends = torch.tensor([-torch.inf, torch.inf])
+    assert yeo_johnson(ends, 1.0).tolist() == [-math.inf, math.inf]
+    assert yeo_johnson(ends, 0.0).tolist() == [-math.inf, math.inf]
+    assert yeo_johnson(ends, -0.5).tolist() == [-math.inf, 2.0]
+    assert yeo_johnson(ends, 4.0).tolist() == [-0.5, math.inf]
+    assert (
+        yeo_johnson(torch.tensor(torch.nan), 0.5).isnan()
+        and yeo_johnson(torch.tensor(1.0), torch.nan).isnan()
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_dtype_broadcast_layout(dtype):
+    h = torch.randn(2, 5, 3).to(dtype).transpose(0, 2)
+    lmbda = torch.rand(5, 1, dtype=dtype) * 2
+    out = yeo_johnson(h, lmbda)
+    assert out.dtype == dtype and out.shape == (3, 5, 2)
+    torch.testing.assert_close(
+        out[1, 2], yeo_johnson(h[1, 2], lmbda[2]), rtol=0, atol=0
+    )
+    assert yeo_johnson(h, 0.5).dtype == dtype
+    assert (
+        yeo_johnson(h.float(), torch.tensor([0.5], dtype=torch.float64)).dtype
+        == torch.float64
+    )
+
+
+def test_nll_shapes():
+    h = torch.randn(4, 5, 3, dtype=torch.float64)
+    assert yeo_johnson_nll(h, 0.5).shape == (4, 5) and yeo_johnson_nll(
+        h, 0.5, (0, 2)
+    ).shape == (5,)
+    assert yeo_johnson_nll(h[0, 0], torch.linspace(0, 1, 7)[:, None]).shape == (
+        7,
+    )
+    per_channel = yeo_johnson_nll(h, torch.rand(1, 5, 1).double(), (0, 2))
+    assert per_channel.shape == (5,)
+    assert yeo_johnson_nll(torch.ones(3), 0.5) == -torch.inf
+
+
+def test_nll_float32_is_computed_in_float64():
+    h = torch.randn(1000) * 3
+    assert yeo_johnson_nll(h, 5.5).item() == pytest.approx(
+        yeo_johnson_nll(h.double(), 5.5).item(), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "bad, error, words",
+    [
+        (
+            lambda: yeo_johnson(torch.arange(3), 0.5),
+            TypeError,
+            "floating-point",
+        ),
+        (
+            lambda: yeo_johnson(torch.ones(3, dtype=torch.complex64), 0.5),
+            TypeError,
+            "floating-point",
+        ),
+        (lambda: yeo_johnson([1.0], 0.5), TypeError, "list"),
+        (
+            lambda: yeo_johnson(torch.ones(3), torch.tensor(1j)),
+            TypeError,
+            "lmbda",
+        ),
+        (
+            lambda: yeo_johnson_inverse(torch.arange(3), 0.5),
+            TypeError,
+            "yeo_johnson_inverse",
+        ),
+        (
+            lambda: power_transform_derivative(torch.ones(1), 0.5, -1),
+            ValueError,
+            "order",
+        ),
+        (
+            lambda: yeo_johnson_nll(torch.ones(0), 0.5),
+            ValueError,
+            "at least one",
+        ),
+        (
+            lambda: yeo_johnson_nll(torch.ones(4), torch.rand(4)),
+            ValueError,
+            "must not vary",
+        ),
+    ],
+)
+def test_bad_input(bad, error, words):
+    with pytest.raises(error, match=words):
+        bad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", range(6))
+def test_the_integrals_behind_the_derivatives_in_their_last_digits(k, dtype):
+    """φ_k(t) = ∫uᵏeᵗᵘ over [0, 1], scaled, against 30 digits: on both sides of
+    the change from series to recursion, which loses about a bit a step.
+    """
+    edge = (k + 1) / 2
+    t = torch.cat(
+        [
+            torch.linspace(-2 * edge, 2 * edge, 41),
+            torch.tensor(
+                [
+                    edge,
+                    -edge,
+                    0.999 * edge,
+                    -0.999 * edge,
+                    1.001 * edge,
+                    -1.001 * edge,
+                    1e-9,
+                    -1e-3,
+                    20.0,
+                    -20.0,
+                ]
+            ),
+        ]
+    ).to(dtype)
+    with mp.workdps(30):
+        for x, found in zip(t.double().tolist(), _phi(k, t).double().tolist()):
+            exact = mp.quad(
+                lambda u, x=x: u**k * mp.exp(mp.mpf(x) * u), [0, 1]
+            ) * mp.exp(-max(x, 0))
+            assert (
+                abs(mp.mpf(found) / exact - 1)
+                <= 2 * 2**k * torch.finfo(dtype).eps
+            ), x
+
+
+@FOLLOWS
+@pytest.mark.skipif(not native.available(), reason="no compiler")
+@pytest.mark.parametrize(
+    "function, worst, limit",
+    [
+        (yeo_johnson, worst_ulps, {torch.float64: 8, torch.float32: 8}),
+        (
+            yeo_johnson_inverse,
+            worst_inverse_ulps,
+            {torch.float64: 8, torch.float32: 1},
+        ),
+    ],
+)
+def test_compiled_functions_keep_their_digits(function, worst, limit):
+    """What the chapter claims of both, for code by torch.compile, against 60
+    digits: its loops over vectors take exp(t) − 1 for expm1.
+    """
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True)
+    with mp.workdps(60):
+        for dtype, most in limit.items():
+            assert worst(compiled, 600, dtype) <= most, dtype
+    torch.compiler.reset()

@@ -1,0 +1,248 @@
+"""Wrong versions of the library: what is made beside mutmut's own, that mutmut
+runs it, and the recorded outcome.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.book
+pytest.importorskip("mutmut")
+
+from tools.mutants import __main__ as command  # noqa: E402
+from tools.mutants import kernel, python  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+AVX2 = {"__x86_64__", "__AVX__", "__AVX2__", "__FMA__", "_OPENMP"}
+TOY = """def left_alone(f):
+    return f
+
+
+@left_alone
+def shift(x: int, by: int = 1) -> int:
+    y = list(range(3))
+    if by and x > 2:
+        y.append(by)
+    return len(y) + by
+"""
+
+
+def flat(pair):
+    return tuple(" ".join(text.split()) for text in pair)
+
+
+@pytest.fixture
+def changes(monkeypatch):
+    monkeypatch.chdir(ROOT)  # where mutmut's configuration is
+
+    def made(file, source=None):
+        source = source or (ROOT / file).read_text(encoding="utf-8")
+        return [flat(pair) for pair in python.changes(file, source)]
+
+    return made
+
+
+# Wrong versions that a review found and no test noticed.
+SURVIVORS = {
+    "layers/folding.py": (
+        "calls[node.target] > 1 or calls[before] > 1",
+        "(calls[node.target] > 1)",
+    ),
+    "analysis/robustness.py": (
+        "( clean & right( perturb(model, inputs, targets, e, batch=batch, "
+        "**options) ) )",
+        "(right( perturb(model, inputs, targets, e, batch=batch, **options) ))",
+    ),
+    "analysis/propagation.py": ("value.clone()", "value"),
+    "theory/collapse.py": (  # in `before, z = x, activation(affine)`
+        "x",
+        "(F.conv2d( F.pad(z, (kernel // 2,) * 4, mode=padding), "
+        "prepare(weight) ))",
+    ),
+    "layers/regnorm.py": ("count", "(rows.shape[0])"),
+    "theory/newton.py": ('!= "mps"', '== "mps"'),  # mutmut's own
+}
+
+
+@pytest.mark.parametrize("file", SURVIVORS)
+def test_the_survivors_of_the_review_are_made(changes, file):
+    assert SURVIVORS[file] in changes(f"normalnorm/{file}")
+
+
+def test_the_survivor_in_the_kernel_is_made():
+    source = (ROOT / kernel.KERNEL).read_text(encoding="utf-8")
+    before = "inline Ell distance(double rho) { return 1 - rho < 4e-3 ? "
+    assert [
+        m.after
+        for m in kernel.mutants(source, AVX2)
+        if m.before.startswith(before) and " < 0.04 ? " in m.after
+    ] == ["inline Ell distance(double rho) { return 1 - rho < 0.04 ? NEAR : "
+          "DISTANT; }"]  # fmt: skip
+
+
+def test_mutants_of_a_function(changes):
+    "Ours, each where it belongs: targets, texts, raised errors stay."
+    found = Counter(
+        changes(
+            "toy.py",
+            "def f(a: int, b: int, c: str):\n"
+            "    g(c)\n"
+            "    m, n = a.copy().k(a=b)\n"
+            "    n = n\n"
+            "    n += a and (b\n        + m)\n"
+            '    t = f"{a}" + f"{n}"\n'
+            "    if n:\n"
+            "        raise ValueError(a + n)\n",
+        )
+    )
+    ours = {
+        ("a", "b"): 2,
+        ("b", "a"): 2,
+        ("m", "n"): 1,
+        ("n", "m"): 2,
+        ("g(c)", "None"): 1,
+        ("a.copy()", "a"): 1,
+        ("a and (b + m)", "a"): 1,
+        ("a and (b + m)", "((b + m))"): 0,
+        ("(b + m)", "b"): 1,
+        ("(b + m)", "m"): 1,
+    }
+    assert {pair: found[pair] for pair in ours} == ours
+    assert not any("ValueError" in before for before, _ in found)
+
+
+@pytest.mark.parametrize(
+    "file", ["layers/regnorm.py", "layers/engines/operators.py"]
+)
+def test_every_mutant_of_a_module_parses(monkeypatch, file):
+    monkeypatch.chdir(ROOT)
+    python.prepare()
+    source = (ROOT / "normalnorm" / file).read_text(encoding="utf-8")
+    made = python.file_mutation.mutate_file_contents(file, source)
+    compile(made.code, file, "exec")
+    assert len(made.mutant_names) > 100
+
+
+def test_mutants_of_the_kernel():
+    "By tokens: comments, headers and templates stay; so do lines for speed."
+    source = (
+        "#include <x>\ntemplate <int N>\nfloat f(float a) { // a + 1\n"
+        "    a = a * 0x1p-1f;\n    __builtin_prefetch(p + 1);\n"
+        "#if defined(WIDE) && !defined(NARROW)\n    a = a + b;\n#else\n"
+        "    a = a - c;\n#endif\n    if (a < 2.5f) a += 1;\n}\n"
+    )
+    found = [(m.line, m.after) for m in kernel.mutants(source, {"WIDE"})]
+    assert sorted(found) == [
+        (4, ";"),
+        (4, "a = a * 0x1.0cccccccccccdp-1f;"),
+        (4, "a = a / 0x1p-1f;"),
+        (7, ";"),
+        (7, "a = a - b;"),
+        (11, "if (!(a < 2.5f)) a += 1;"),
+        (11, "if (a < 2.5f) a += 0;"),
+        (11, "if (a < 2.5f) a += 2;"),
+        (11, "if (a < 2.5f) a -= 1;"),
+        (11, "if (a < 25f) a += 1;"),
+        (11, "if (a <= 2.5f) a += 1;"),
+        (11, "if (a >= 2.5f) a += 1;"),
+    ]
+    other = kernel.mutants(source, {"WIDE", "NARROW"})
+    assert {m.line for m in other} == {4, 9, 11}
+
+
+def test_tests_of_a_module():
+    found = command.tests_of("normalnorm/theory/newton.py")
+    assert found[0] == "tests/theory/test_newton.py"
+    assert "tests/book/test_claims.py::test_claim[nn-newton-safe]" in found
+
+
+def test_mutmut_runs_them(tmp_path):
+    "The outcome of each mutant of a toy, as it was worked out by hand."
+    for name, text in {
+        "pyproject.toml": (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+        "normalnorm/__init__.py": "",
+        "normalnorm/toy.py": TOY,
+        "tests/test_toy.py": "from normalnorm.toy import shift\n\n"
+        "def test_shift():\n    assert (shift(2), shift(3)) == (4, 5)\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    code = (
+        "import json, pathlib, sys; from tools.mutants import python\n"
+        "python.ROOT = pathlib.Path(sys.argv[1])\n"
+        "rows = [*python.run('normalnorm/toy.py', 999, 0, ['tests'], 1)]\n"
+        "print('\\n' + json.dumps(rows))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    found = {(r["before"], r["after"]): r["outcome"] for r in rows}
+    condition = "if by and x > 2:"
+    expected = {
+        (condition, "if by:"): "killed",
+        (condition, "if (x > 2):"): "survived",
+        (condition, "if (by or x > 2):"): "killed",
+        ("y.append(by)", "None"): "killed",
+        ("y.append(by)", "y.append(x)"): "survived",
+        ("y = list(range(3))", "y = (range(3))"): "killed",
+    }
+    assert {pair: found.get(pair) for pair in expected} == expected
+
+
+def test_recorded_outcome():
+    "What the summary says is what the rows say; equivalents are argued."
+    folder = ROOT / "results" / "mutation"
+    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    rows = [
+        json.loads(line)
+        for line in (folder / "mutants.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
+    assert {"date", "commit", "packages"} <= set(found)
+    assert sum(p["mutants"] for p in found["packages"].values()) == len(rows)
+    assert sum(p["killed"] for p in found["packages"].values()) == sum(
+        r["outcome"] in (*command.KILLED, "timed out") for r in rows
+    )
+    known = json.loads((folder / "equivalents.json").read_text("utf-8"))
+    assert all(len(entry["argument"]) > 20 for entry in known)
+
+
+def test_the_summary_counts_by_package():
+    of = lambda file, outcome: {"file": file, "outcome": outcome}
+    assert command.summary(
+        [
+            of("normalnorm/theory/a.py", "killed"),
+            of("normalnorm/theory/b.py", "timeout"),
+            of("normalnorm/theory/b.py", "no tests"),
+            of(kernel.KERNEL, "equivalent"),
+        ]
+    ) == {
+        "theory": {"mutants": 3, "killed": 2, "survived": 1},
+        "kernel": {"mutants": 1, "equivalent": 1},
+    }
+
+
+def test_a_mutant_of_the_kernel_has_a_compiler(tmp_path, monkeypatch):
+    "Which is a file of the cache, of which only what was compiled is old."
+    copy = kernel.Copy(tmp_path, "SSE2")
+
+    def python(*words):
+        assert Path(copy.env["CXX"].split()[0]).exists()
+        made = tmp_path / "cache" / f"{len(list(tmp_path.rglob('*.so')))}.so"
+        made.write_text((tmp_path / kernel.KERNEL).read_text("utf-8"))
+
+    monkeypatch.setattr(copy, "python", python)
+    one, other, again = map(copy.compiled, ("1", "2", "1"))
+    assert one == again != other

@@ -1,0 +1,519 @@
+"""The kernel held to AVX2 and to SSE2, with PyTorch held to the same, whatever
+processor runs this: a choice of the tests of the kernel, and the driver without
+Python.
+
+All tests of the kernel, other compilers, ARM and the sanitizers:
+`make test-processors`.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kernel import record
+from tools import processors
+
+CHOSEN = [
+    f"tests/layers/test_native.py::{name}"
+    for name in (
+        "test_by_pieces",
+        "test_bound_of_the_logarithm",
+        "test_like_float64",
+        "test_any_scale",
+        "test_heavy_tails",
+        "test_given_statistics",
+        "test_gradient_for_given_statistics",
+        "test_evaluation_far_outside",
+        "test_running_averages",
+        "test_layouts",
+        "test_noise_of_any_index",
+        "test_same_bits",
+        "test_no_bias_of_the_polynomials",
+        "test_each_way_to_the_transform_and_its_gradient",
+    )
+]
+CHOSEN += [
+    f"tests/theory/test_proxy.py::{name}"
+    for name in (
+        "test_kernel_is_the_definition",
+        "test_far_from_zero_and_saturated",
+        "test_same_bits_for_any_number_of_threads",
+    )
+]
+CHOSEN += [
+    f"tests/layers/test_proxy_norm.py::{name}"
+    for name in (
+        "test_grouped_by_the_kernel",
+        "test_grouped_derivatives_and_threads",
+        "test_grouped_without_an_epsilon",
+    )
+]
+OLDER = pytest.mark.parametrize("instructions", ["AVX2", "SSE2"])
+
+
+BOOK = find_spec("nbclient") is not None  # whether chapters run here
+
+
+@pytest.fixture
+def held(shared_folder):
+    """The environment of a process held to an instruction set, with the folder
+    of its kernel.
+
+    The workers share it; who comes second waits for the compilation.
+    """
+
+    def to(instructions: str) -> tuple[dict, Path]:
+        if shutil.which("g++") is None:
+            pytest.skip("there is no g++")
+        if reason := processors.lacking(instructions):
+            pytest.skip(reason)
+        folder = shared_folder / f"kernel-{instructions}"
+        return (
+            processors.environment(instructions, "gcc", folder, threads=2),
+            folder,
+        )
+
+    return to
+
+
+@OLDER
+def test_chosen_tests_of_the_kernel(held, instructions):
+    """The same tests with the same tolerances, by two threads; on AVX2 the
+    chapter that searches for the worst too.
+    """
+    environment, _ = held(instructions)
+    processors.compiled(instructions, environment)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--tb=short",
+        *CHOSEN,
+        *processors.CHAPTERS[: instructions == "AVX2" and BOOK],
+    ]
+    done = subprocess.run(
+        command,
+        cwd=processors.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    outcome = processors.tested(done.stdout, done.returncode)
+    assert outcome["passed"] and "skipped" not in outcome["summary"], "\n".join(
+        [
+            outcome["summary"],
+            *outcome["failures"],
+            done.stdout[-3000:],
+            done.stderr[-1000:],
+        ]
+    )
+
+
+@pytest.fixture
+def driver(held, tmp_path):
+    "The driver, linked with the kernel that the package itself has compiled."
+
+    def made(instructions: str) -> Path:
+        environment, folder = held(instructions)
+        processors.compiled(instructions, environment)
+        (kernel,) = folder.glob("native-*.so")
+        command = [
+            "g++",
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            str(processors.DRIVER),
+            str(kernel),
+            f"-Wl,-rpath,{kernel.parent}",
+            "-fopenmp",
+            "-o",
+            str(tmp_path / "driver"),
+        ]
+        subprocess.run(command, check=True)
+        return tmp_path / "driver"
+
+    return made
+
+
+def outcome_of(program: Path, file: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(program), str(file)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+    )
+
+
+@OLDER
+def test_driver(driver, held, instructions, tmp_path):
+    """The recorded numbers come out; those that are changed, and tolerances
+    that are, are refused by name.
+    """
+    program, changed = driver(instructions), tmp_path / "changed"
+    with pytest.raises(processors.Failed, match="were asked for"):
+        processors.compiled("AVX-512", held(instructions)[0])
+    done = outcome_of(program, processors.RECORDED)
+    assert done.returncode == 0 and " 0 wrong" in done.stdout, (
+        done.stdout + done.stderr
+    )
+    numbers = record.from_bytes(processors.RECORDED.read_bytes())
+    places = {
+        "batch/noise/of u": "batch/contiguous/noise/of u",
+        "long/no noise/out": "long/contiguous/no noise/out",
+        "matrix/dropout/of weight": "matrix/contiguous/dropout/of weight",
+        "given/out": "given/channels last/out",
+        "far/of u": "far/contiguous/of u",
+        "proxy/gelu/var": "proxy/gelu/var",
+        "values/out": "values/-1/",
+        "normals/out": "normals/0/63",
+    }
+    wrong = {name: numbers[name].copy() for name in places}
+    for x in wrong.values():
+        x[6] *= 1 + 1e-3
+    changed.write_bytes(record.to_bytes(numbers | wrong))
+    found = outcome_of(program, changed)
+    assert found.returncode == 1
+    for shown in places.values():
+        assert f"WRONG {shown}" in found.stdout, shown
+    changed.write_bytes(
+        record.to_bytes(
+            numbers
+            | {
+                f"tolerance/{name}": np.array([kind, *(x * 1e-6 for x in rule)])
+                for name, (kind, *rule) in record.TOLERANCES.items()
+            }
+        )
+    )
+    found = outcome_of(program, changed)
+    assert found.returncode == 1
+    for name in record.TOLERANCES:
+        # not both ways of the transform are this kernel's
+        assert f'(rule "{name}")' in found.stdout or not re.search(
+            f"^{name} ", done.stdout, re.M
+        ), name
+    assert (
+        sum(
+            bool(re.search(f"^{name} ", done.stdout, re.M))
+            for name in record.TOLERANCES
+        )
+        >= len(record.TOLERANCES) - 1
+    )
+    for data, problem in (
+        (processors.RECORDED.read_bytes()[:-5], "ends too early"),
+        (b"something else" * 9, "no record"),
+        (record.to_bytes({"noise": np.array([1])}), "no array"),
+    ):
+        changed.write_bytes(data)
+        found = outcome_of(program, changed)
+        assert found.returncode == 2 and problem in found.stderr
+
+
+def test_record_is_reproduced():
+    """By the definition, from the script: inputs to the last bit, outputs but
+    for the rounding of another processor's float64.
+    """
+    recorded, made = record.from_bytes(record.FILE.read_bytes()), record.made()
+    assert (
+        recorded.keys() == made.keys()
+        and len(record.FILE.read_bytes()) < 300_000
+    )
+    for name, x in made.items():
+        y = recorded[name]
+        assert x.dtype == y.dtype and x.shape == y.shape, name
+        last = name.split("/")[-1]
+        if (
+            x.dtype.kind == "i"
+            or last
+            in (
+                "u",
+                "grad",
+                "weight",
+                "bias",
+                "shift",
+                "scale",
+                "h",
+                "upstream",
+            )
+            or name.startswith("tolerance")
+        ):
+            assert np.array_equal(x, y, equal_nan=True), name
+        elif x.dtype == np.float64:
+            np.testing.assert_allclose(x, y, rtol=1e-12, err_msg=name)
+        else:
+            # rounded to float32 at the end; noise is float32 from the beginning
+            largest = np.abs(y[np.isfinite(y)]).max(initial=0)
+            # far out values end where the definition has its limit, whose
+            # exponent, near 88, has a rounding of its own
+            np.testing.assert_allclose(
+                x,
+                y,
+                rtol=2.0**-23 * (88 if name.startswith("far/") else 1),
+                atol=(
+                    1e-6
+                    if {"normals", "noise", "dropout"} & set(name.split("/"))
+                    else 1e-12
+                )
+                * largest,
+                err_msg=name,
+            )
+
+
+def test_what_a_processor_lacks():
+    assert processors.lacking(
+        "SSE2", [], "x86_64"
+    ) == "" and "aarch64, not x86-64" in processors.lacking(
+        "SSE2", [], "aarch64"
+    )
+    for name, one in (("AVX2", "fma"), ("AVX-512", "avx512dq")):
+        needs = processors.SETS[name].needs
+        assert one in needs and processors.lacking(name, needs, "x86_64") == ""
+        for feature in needs:
+            assert processors.lacking(
+                name, {*needs} - {feature}, "x86_64"
+            ).endswith(f"no {feature}")
+
+
+def test_instruction_sets_are_those_of_the_package(monkeypatch):
+    "What a set needs is what the package asks of a processor of that level."
+    from normalnorm.layers.engines import compiler
+
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler.sys, "platform", "linux")
+    for found in processors.SETS.values():
+        for flags, last in ((found.needs, True), (found.needs[:-1], False)):
+            monkeypatch.setattr(
+                compiler, "_processor", lambda: f"flags : {' '.join(flags)}"
+            )
+            assert (found.level in compiler._levels()) == (
+                last or not found.needs
+            )
+
+
+def test_recorded_outcomes():
+    """The committed outcomes: each part passed, or says why it was skipped;
+    those that were not run are named.
+    """
+    recorded = json.loads(processors.RECORD.read_text(encoding="utf-8"))
+    assert (
+        sorted([*recorded["parts"], *recorded["not run"]])
+        == sorted(p.name for p in processors.parts())
+        and recorded["parts"]
+    )
+    for name, outcome in (
+        recorded["parts"]
+        | {f"whole {k}": v for k, v in recorded["whole"].items()}
+    ).items():
+        assert (
+            outcome["passed"]
+            or outcome["passed"] is None
+            and outcome["summary"].startswith("skipped: ")
+        ), name
+    assert set(recorded["whole"]) <= set(processors.WHOLE) and re.match(
+        "[0-9a-f]{40}", recorded["commit"]
+    )
+
+
+def test_every_combination_is_a_part():
+    names = [p.name for p in processors.parts()]
+    assert len(names) == len({processors.slug(n) for n in names})
+    for compiler in ("gcc", "clang"):
+        for instructions in ("AVX-512", "AVX2", "SSE2"):
+            assert {
+                f"driver {compiler} {instructions}",
+                *(
+                    f"tests {compiler} {instructions} {t}"
+                    for t in ("1 thread", "2 threads", "4 threads")
+                ),
+            } <= set(names)
+        assert f"driver {compiler} aarch64, emulated" in names
+    assert sum("sanitizers" in n for n in names) == 6
+
+
+def test_missing_tools(monkeypatch, capsys):
+    "The command says what to install, and stops before it runs anything."
+    monkeypatch.setattr(
+        processors,
+        "find",
+        lambda tool: None if "aarch64" in tool else "/usr/bin/" + tool,
+    )
+    monkeypatch.setattr(
+        processors, "perform", lambda *_: pytest.fail("nothing runs")
+    )
+    assert processors.main(["--only", "aarch64"]) == 2
+    assert (
+        "apt-get install g++-aarch64-linux-gnu qemu-user-static"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        processors.main(["--only", "pdp-11"])
+    assert "no part has pdp-11" in capsys.readouterr().err
+
+
+def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
+    """What has passed is not run again, what has failed is; a skipped part says
+    why; the record keeps what was run whole.
+    """
+    ran = []
+
+    def part(name, outcome, instructions=None):
+        def run(folder):
+            ran.append(name)
+            if outcome is None:
+                raise processors.Failed("no such flag")
+            return {"passed": outcome, "summary": "some", "failures": []}
+
+        return processors.Part(name, (), instructions, run)
+
+    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
+    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(
+        processors,
+        "parts",
+        lambda: [
+            part("good", True),
+            part("bad", False),
+            part("worse", None),
+            part("other", True, "AVX-512"),
+        ],
+    )
+    monkeypatch.setattr(
+        processors, "lacking", lambda name: "this processor has no avx512f"
+    )
+    processors.RECORD.write_text(
+        json.dumps({"whole": {"avx2": {"passed": True}}})
+    )
+    assert processors.main([]) == 1 and ran == ["good", "bad", "worse"]
+    assert processors.main(["--record"]) == 1 and ran[3:] == ["bad", "worse"]
+    shown = capsys.readouterr().out
+    assert (
+        "2 of 4 parts failed: bad, worse" in shown
+        and "skipped: this processor has no avx512f" in shown
+        and "no such flag" in shown
+    )
+    recorded = json.loads(processors.RECORD.read_text())
+    assert {name: o["passed"] for name, o in recorded["parts"].items()} == {
+        "good": True,
+        "bad": False,
+        "worse": False,
+        "other": None,
+    }
+    assert (
+        recorded["whole"]["avx2"] == {"passed": True}
+        and len(recorded["native source"]) == 64
+        and recorded["compilers"]
+    )
+
+
+def test_both_commands_whole(monkeypatch, tmp_path, capsys):
+    """In a clone, held to the instruction set, the tests also where the book
+    fails; the outcome goes to the record. `--again` runs the tests that failed.
+    """
+    commands, failed = [], "tests/test_a.py::test_b[c d]"
+    gone = "tests/test_gone.py::test_c"
+    said = (
+        f"FAILED {failed} - AssertionError\nFAILED {gone} - AssertionError\n"
+        "2 failed, 30 passed in 4.00s\n"
+    )
+
+    def run(command, cwd=None, env=None, stdout=None, **_):
+        if command[:2] == ["git", "clone"]:
+            (Path(command[-1]) / "tests").mkdir(parents=True)
+            (Path(command[-1]) / "tests/test_a.py").touch()
+        elif "tools.build" in command or "pytest" in command:
+            commands.append((command[1:], Path(cwd), env))
+            stdout.write(
+                "  [1/2] index (3.0 s)\n"
+                "  [2/2] 282_layers.engines.native FAILED\n"
+                if "tools.build" in command
+                else said
+                if failed not in command
+                else "1 passed in 1.00s\n"
+            )
+            return subprocess.CompletedProcess(
+                command, 0 if failed in command else 2
+            )
+        return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(processors.subprocess, "run", run)
+    monkeypatch.setattr(
+        processors.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "in")
+    )
+    (tmp_path / "in").mkdir()
+    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
+    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(processors, "lacking", lambda name: "")
+    assert processors.main(["--whole", "default", "--record"]) == 1
+    of_all = "-m pytest -n 2 --dist worksteal tests" + "".join(
+        f" --deselect {test}" for test in processors.NOT_HELD
+    )
+    assert [c for c, *_ in commands] == [["-m", "tools.build"], of_all.split()]
+    for _, folder, env in commands:
+        assert (
+            folder == tmp_path / "in" / "clone"
+            and env["PYTHONPATH"] == str(folder)
+            and env["ATEN_CPU_CAPABILITY"] == "default"
+        )
+        assert (
+            Path(env["CXX"])
+            .read_text()
+            .endswith('exec g++ "$@" -march=x86-64\n')
+        )
+        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "in" / "cache"
+    whole = json.loads((tmp_path / "record.json").read_text())["whole"][
+        "default"
+    ]
+    assert (
+        not whole["passed"]
+        and whole["book"]["failures"]
+        == ["[2/2] 282_layers.engines.native FAILED"]
+        and whole["book"]["summary"] == "2 chapters run"
+    )
+    assert whole["tests"] | {"seconds": 0} == {
+        "passed": False,
+        "summary": "2 failed, 30 passed",
+        "failures": [f"FAILED {t} - AssertionError" for t in (failed, gone)],
+        "seconds": 0,
+    }
+    assert "282_layers.engines.native FAILED" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "in")
+    (tmp_path / "in").mkdir()
+    again = ["--whole", "default", "--record", "--again"]
+    assert processors.main(again) == 0
+    assert commands[-1][0] == ["-m", "pytest", *of_all.split()[2:6], failed]
+    record = json.loads((tmp_path / "record.json").read_text())
+    after = record["whole"]["default"]
+    assert after["passed"] and after["again"]["tests"]["summary"] == "1 passed"
+    assert after["tests"] == whole["tests"]
+    assert after["again"]["no longer asked"] == [gone]
+
+
+def test_what_pytest_said():
+    text = (
+        "FAILED tests/layers/test_native.py::test_same_bits - assert\n"
+        "1 failed, 12 passed, 2 skipped in 3.21s\n"
+    )
+    assert processors.tested(text, 1) == {
+        "passed": False,
+        "summary": "1 failed, 12 passed, 2 skipped",
+        "failures": [
+            "FAILED tests/layers/test_native.py::test_same_bits - assert"
+        ],
+    }
+    assert processors.tested("====== 5 passed in 1.00s ======\n", 0)["passed"]
+    assert (
+        not processors.tested("no tests ran in 0.01s\n", 0)["passed"]
+        and not processors.tested("", 139)["passed"]
+    )
