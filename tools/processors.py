@@ -1,12 +1,12 @@
 """`make test-processors`: the kernel's tests for every instruction set, by gcc
 and clang, whatever machine runs them; outcomes in results/processors.json.
 
-    python -m tools.processors all parts that are not done for this state of the
-    code python -m tools.processors --only clang those with "clang" in their
-    names; --list shows the names python -m tools.processors --record and write
-    results/processors.json python -m tools.processors --whole avx2 the book and
-    every test in a clone, as on a machine that has nothing beyond AVX2 (or:
-    --whole default, SSE2)
+    python -m tools.processors               what is not done for this code
+    python -m tools.processors --only clang  with "clang" in the names (--list)
+    python -m tools.processors --record      and write results/processors.json
+    python -m tools.processors --whole avx2  the book and every test in a clone,
+                                             as on a machine that has nothing
+                                             beyond AVX2 (or: default, SSE2)
 
 tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
 tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
