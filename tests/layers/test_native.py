@@ -175,6 +175,19 @@ def test_mean_far_from_zero():
     ).abs().max() + 1e-6 and (out - exact).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("sampled, unit", [(16, (0,)), (4, (1,))])
+def test_first_guess_of_the_mean_far_from_it(sampled, unit):
+    """The elements whose mean the moments are taken about, 16 of a column and 4
+    of a row, are far from the others: the moments are taken again.
+    """
+    u = torch.randn(1 << 14, 3)
+    u[:: (1 << 14) // sampled] += 1e3
+    u = u if unit == (0,) else u.T.contiguous()
+    out = normality_norm(u, unit, alpha=0.0)[0]
+    exact = core.normality_norm(u.double(), unit, alpha=0.0)[0]
+    assert (out - exact).abs().max() < 2e-7 * exact.abs().max()
+
+
 @pytest.mark.parametrize(
     "layout",
     ["channels last", "transposed", "every second", "misaligned", "expanded"],
@@ -578,7 +591,7 @@ def test_identity_at_one():
 
 
 @pytest.mark.parametrize(
-    "shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (2, 3, 1, 1)]
+    "shape", [(8, 3, 5, 7), (32, 37), (4, 6, 9), (2, 3, 1, 1), (2, 3, 2, 3)]
 )
 def test_given_statistics(shape):
     torch.manual_seed(0)
@@ -1081,6 +1094,28 @@ def test_logarithm_of_the_nearby_value():
         h = (x - mean) / (var + eps).sqrt()
         exact = transformed(h, numbers[2])[0]
         assert (out / exact - 1)[h.abs() > 0.3].mean().abs() < 1.5 * UNIT, gap
+
+
+def test_gradient_where_a_logarithm_is_near():
+    """As above for the gradient of half the sum of squares of the output, which
+    is nearly 0: its error is no larger on one side of the border than on the
+    other.
+    """
+    u = torch.randn(64, 512) + 2 * (torch.arange(512) % 5 == 0)
+    u /= u.std(1, keepdim=True, correction=0)
+    for layout in (u[None], u.T):
+        for gap in (1e-4, 3.9e-3, 4.1e-3, 1e-2, 3.8e-2):
+            layer = normalnorm.BatchNormalNorm1d(
+                64, eps=1 / (1 - gap) ** 2 - 1, noise=0.0
+            )
+            exact_layer = copy.deepcopy(layer).double()
+            x = layout.clone().requires_grad_()
+            y = layout.double().requires_grad_()
+            grad = exact_layer(y).detach()
+            exact_layer(y).backward(grad)
+            layer(x).backward(grad.float())
+            error = (x.grad - y.grad).abs().mean() / y.grad.abs().max()
+            assert error < 3 * UNIT, (gap, error)
 
 
 @pytest.mark.parametrize("lmbda", [0.0, 0.5])
