@@ -17,7 +17,7 @@ from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes import first, given_noise, proxy
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
-from normalnorm.experiments.statistics import factorial
+from normalnorm.experiments.statistics import contrast, factorial
 
 ROOT = Path(__file__).resolve().parents[1]
 SCALES = [
@@ -75,12 +75,8 @@ def test_two_switches_of_the_committed_rows():
         ),
         key=lambda row: row["seed"],
     )
-    found = factorial(
-        *(
-            [row["metrics"]["test_last"] for row in rows if row["arm"] == name]
-            for name in names
-        )
-    )
+    asked = tables.effects(first_experiment, out=ROOT / "results")
+    found = [asked(of, "test_last") for of in factorial(*names).values()]
     table = (
         anova(
             pandas.DataFrame(
@@ -104,8 +100,7 @@ def test_two_switches_of_the_committed_rows():
     for name, test in zip(("transform", "noise", "transform:noise"), found):
         assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
     assert [
-        f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
-        f"{test.summary.high:+.2f}]"
+        f"{test.mean:+.2f} [{test.low:+.2f}, {test.high:+.2f}]"
         for test in found
     ] == [
         "+0.19 [-0.01, +0.39]",
@@ -212,10 +207,10 @@ def test_every_recipe_states_what_it_is_for(recipe):
     assert str(recipe.comparisons) in text and "missing" not in text
     # made for a contrast, or exploratory
     assert bool(recipe.primary) != bool(recipe.exploratory)
-    for contrast, count, difference in recipe.detectable("book"):
+    for primary, count, difference in recipe.detectable("book"):
         assert count == len(recipe.seeds_at("book"))
         assert f"{difference:.2g} in" in text
-        assert recipe.deviation[contrast.metric].source in text
+        assert recipe.deviation[primary.metric].source in text
 
 
 def test_recipes_that_leave_something_open_are_refused():
@@ -289,7 +284,7 @@ def test_what_is_said_of_the_pilot_rows_is_in_them():
         if row["arm"].startswith("ResNet")
     ]
     spreads = [
-        torch.tensor(tables.differences(rows, *pair, "test_last")).var()
+        torch.tensor(contrast(rows, pair, "test_last")).var()
         for pair in given_noise.given_noise.compare
     ]
     assert len(spreads) == 5
@@ -316,12 +311,12 @@ def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
     contrast, or of a single seed the difference.
     """
     rows = results.rows(recipe, "book", ROOT / "results" / "pilot")
-    (contrast,) = recipe.primary
-    d = torch.tensor(tables.differences(rows, *contrast))
+    (primary,) = recipe.primary
+    d = torch.tensor(contrast(rows, primary[:2], primary.metric))
     assert {row["seed"] for row in rows} == set(range(100, 100 + count))
     assert len(d) == count and len(rows) == 2 * count
     said = f"{d.std().item():.2f}" if count > 1 else f"{d.item():.1f}"
-    assert said in recipe.deviation[contrast.metric].source
+    assert said in recipe.deviation[primary.metric].source
     assert not {row["seed"] for row in rows} & set(recipe.seeds_at("book"))
 
 
@@ -388,7 +383,7 @@ def test_a_run_records_what_the_chapter_will_ask(tmp_path):
     )
     metrics, config = row["metrics"], row["config"]
     assert set(recipe.columns) <= set(metrics)
-    right = first.unpack_bits(row["test_right"])
+    right = results.unpack_bits(row["test_right"])
     assert len(right) == data.info("digits").sizes["test"]
     assert 100 * right.double().mean().item() == pytest.approx(
         metrics["test_last"], abs=1e-4
@@ -454,8 +449,8 @@ def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
 def test_bits_are_packed_and_unpacked():
     for count in (0, 1, 7, 8, 9, 5000):
         right = torch.rand(count) < 0.8
-        packed = json.loads(json.dumps(first.pack_bits(right)))
-        assert torch.equal(first.unpack_bits(packed), right)
+        packed = json.loads(json.dumps(results.pack_bits(right)))
+        assert torch.equal(results.unpack_bits(packed), right)
 
 
 @pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)

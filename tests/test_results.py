@@ -29,6 +29,7 @@ from normalnorm.experiments.results import (
     ResultsError,
     UnknownName,
 )
+from normalnorm.experiments.statistics import contrast
 from normalnorm.experiments.train import seeded, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,10 +163,12 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
         and "c − a" not in text
     )
     rows = results.rows(recipe, "smoke", tmp_path)
+    asked = tables.effects(recipe, "smoke", tmp_path)
     assert (
-        tables.differences(rows, "a", "b", "score")
+        asked.values(("a", "b"), "score").tolist()
         == d.tolist()
-        == [-v for v in tables.differences(rows, "b", "a", "score")]
+        == [-v for v in asked.values(("b", "a"), "score")]
+        == contrast(rows, {"b": 1, "a": -1}, "score").tolist()
     )
 
 
@@ -1381,9 +1384,6 @@ def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
     results.run_recipe(recipe, "smoke", out=tmp_path / "one")
-    assert tables.differences(
-        results.rows(recipe, "smoke", tmp_path / "one"), "a", "b", "score"
-    ) == [1.0, 0.5, 1.5, 4.0]
     text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
     d = np.subtract(KNOWN["b"], KNOWN["a"])
     assert (
