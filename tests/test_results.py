@@ -2371,21 +2371,6 @@ def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
     )
 
 
-@pytest.mark.book
-def test_committed_rows_belong_to_the_present_recipe():
-    recipe = results.recipes()["first-experiment"]
-    files = results.packed(ROOT / "results" / recipe.name / "book")
-    found = results.rows(recipe, "book", ROOT / "results")
-    assert files and len(found) == len(files)
-    for arm in recipe.scales["book"]:
-        assert sum(row["arm"] == arm for row in found) >= 3, arm
-    for row in found:
-        assert (
-            row["data_hash"] == data.data_hash("fashion")
-            and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"]
-        )
-
-
 def test_leftovers_of_a_process_that_died_after_its_row(tmp_path):
     """Killed between writing the row and tidying up: the next pass over the
     list removes the lock and the checkpoint.

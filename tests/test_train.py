@@ -43,6 +43,7 @@ from normalnorm.experiments.statistics import (
     summarize,
     variance_components,
     verdict,
+    verdicts,
 )
 from normalnorm.experiments.train import (
     Bar,
@@ -1938,24 +1939,14 @@ def test_power_against_published_values():
         seeds_needed(0.0)
 
 
-def test_paired_test_against_scipy():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 9))
-    test = paired_test(a, b)
-    assert test.p == pytest.approx(
-        scipy.stats.ttest_rel(b, a).pvalue
-    ) and test.spread == pytest.approx((b - a).std(ddof=1))
-    assert test.p_signs == pytest.approx(
-        scipy.stats.permutation_test(
-            (b - a,), np.mean, permutation_type="samples", n_resamples=np.inf
-        ).pvalue
-    )
+def test_paired_test_at_its_edges():
+    "Against scipy it is held in its chapter."
     assert paired_test([1.0, 1.0], [2.0, 2.0])[1:3] == (
         0.0,
         0.5,
     ) and paired_test([1.0, 1.0], [1.0, 1.0])[1:3] == (1.0, 1.0)
     assert math.isnan(paired_test([1.0], [2.0]).p_signs)
-    many = rng.normal(1, 1, size=20)
+    many = np.random.default_rng(0).normal(1, 1, size=20)
     assert paired_test(np.zeros(20), many).p_signs < 0.01 and paired_test(
         np.zeros(20), many
     ) == paired_test(np.zeros(20), many)
@@ -2133,6 +2124,27 @@ def test_holm_against_statsmodels():
 def test_words_of_a_verdict(mean, p, bound, lower, word):
     found = satterthwaite(mean, [0.01], [9])
     assert verdict(found, bound, p, lower) == word
+
+
+def test_verdicts_are_corrected_together_but_for_one_that_stands_alone():
+    found = {
+        name: satterthwaite(mean, [0.01], [9])
+        for name, mean in (("a", 0.25), ("b", 0.3), ("c", 0.05))
+    }
+    p = dict(zip(found, holm([of.p for of in found.values()])))
+    every = verdicts(found, {"c": 0.5})
+    assert {name: of.p for name, of in every.items()} == p
+    assert [of.word for of in every.values()] == [
+        "open",
+        "better",
+        "no difference beyond ±0.5",
+    ]
+    apart = verdicts(found, {}, lower=True, alone="a")
+    assert [of.p for of in apart.values()] == [
+        found["a"].p,
+        *holm([found["b"].p, found["c"].p]),
+    ]
+    assert [of.word for of in apart.values()] == ["worse", "worse", "open"]
 
 
 @pytest.mark.parametrize(

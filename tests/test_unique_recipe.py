@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalnorm.experiments import data, hub, models, results
+from normalnorm.experiments import data, hub, models
 from normalnorm.experiments.recipes import language, unique
 from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
@@ -157,15 +157,6 @@ def test_a_run_that_diverges_is_a_guess():
     )
     assert found["metrics"]["diverged"] == 1 and "lr" not in found
     assert found["metrics"]["test_last"] == 10 and "not finite" in found["why"]
-
-
-def test_rows_are_written(tmp_path):
-    for recipe, arm in (
-        (unique.unique_depths, "PreLayerNorm, 10"),
-        (language.language_recurrent, "LNN"),
-    ):
-        results.run_recipe(recipe, "smoke", seeds=1, out=tmp_path, arms=[arm])
-        assert results.rows(recipe, "smoke", tmp_path)
 
 
 # ---- two steps at paper scale ----
