@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import installed
 
 from normalnorm.experiments import data, results, tables
 from normalnorm.experiments.optimization import Settings
@@ -24,7 +23,7 @@ from normalnorm.experiments.recipes import (
 )
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
-from normalnorm.experiments.statistics import contrast, factorial
+from normalnorm.experiments.statistics import contrast
 
 ROOT = Path(__file__).resolve().parents[1]
 SCALES = [
@@ -50,61 +49,6 @@ def test_all_runs_of_a_committed_recipe_are_there(name):
     assert {job.path for job in jobs} == set(found.rows)
 
 
-def test_two_switches_of_the_committed_rows():
-    """Main effects and interaction of the residual network after the last
-    epoch, against the analysis of variance of statsmodels; and in digits.
-    """
-    anova = installed("statsmodels.stats.anova").AnovaRM
-    import pandas  # comes with statsmodels
-
-    names = [
-        "ResNet BN",
-        "ResNet BNN without noise",
-        "ResNet BN with noise",
-        "ResNet BNN",
-    ]
-    rows = sorted(
-        (
-            row
-            for row in results.rows(first_experiment, "book", ROOT / "results")
-            if row["arm"] in names
-        ),
-        key=lambda row: row["seed"],
-    )
-    asked = tables.effects(first_experiment, out=ROOT / "results")
-    found = [asked(of, "test_last") for of in factorial(*names).values()]
-    table = (
-        anova(
-            pandas.DataFrame(
-                [
-                    {
-                        "seed": row["seed"],
-                        "transform": names.index(row["arm"]) % 2,
-                        "noise": names.index(row["arm"]) // 2,
-                        "accuracy": row["metrics"]["test_last"],
-                    }
-                    for row in rows
-                ]
-            ),
-            "accuracy",
-            "seed",
-            within=["transform", "noise"],
-        )
-        .fit()
-        .anova_table
-    )
-    for name, test in zip(("transform", "noise", "transform:noise"), found):
-        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
-    assert [
-        f"{test.mean:+.2f} [{test.low:+.2f}, {test.high:+.2f}]"
-        for test in found
-    ] == [
-        "+0.19 [-0.01, +0.39]",
-        "+0.16 [-0.04, +0.36]",
-        "+0.24 [+0.05, +0.43]",
-    ]
-
-
 def test_the_caption_says_what_was_tuned():
     rows = results.rows(first_experiment, "book", ROOT / "results")
     said = tables.caption(first_experiment, "book", rows)
@@ -124,56 +68,6 @@ def test_each_arm_builds_for_its_data(scale, arm):
     with torch.no_grad():
         assert model(torch.randn(2, *shape)).shape == (2, 10)
     assert Settings(**config["train"]).epochs == config["train"]["epochs"]
-
-
-def test_arms_differ_by_transform_and_noise_only():
-    "Four of a model: without either, with one, with both; noise as published."
-    for arms in first_experiment.scales.values():
-        for model, plain, full, noise in (
-            ("ResNet", "BN", "BNN", 0.4),
-            ("ViT", "LN", "LNN", 1.0),
-        ):
-            wanted = {
-                plain: (False, 0.0),
-                full: (True, noise),
-                f"{full} without noise": (True, 0.0),
-                f"{plain} with noise": (False, noise),
-            }
-            kept = []
-            for name, (transform, xi) in wanted.items():
-                config = dict(arms[f"{model} {name}"])
-                norm = config.pop("norm")
-                assert (norm["transform"], norm["noise"]) == (transform, xi)
-                kept.append(config)
-            assert all(config == kept[0] for config in kept)
-        assert len(arms) == 8
-
-
-def test_the_paper_scale_is_what_the_authors_published():
-    arms = first_experiment.scales["paper"]
-    steps = {"schedule": "steps", "milestones": [60, 120, 180], "epochs": 200}
-    residual, vit = arms["ResNet BNN"], arms["ViT LNN"]
-    assert (residual["model"], residual["data"]) == (
-        "cifar_resnet18",
-        "cifar10",
-    )
-    assert residual["train"] == {
-        **steps,
-        "batch": 128,
-        "lr": 0.1,
-        "weight_decay": 5e-4,
-    }
-    assert (vit["model"], vit["data"]) == ("vit", "svhn")
-    assert vit["train"] == {
-        **steps,
-        "batch": 32,
-        "optimizer": "adamw",
-        "lr": 1e-3,
-        "weight_decay": 0.05,
-    }
-    assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
-    assert Settings(**residual["train"]).optimizer == "sgd"
-    assert residual["images"] is None and vit["images"] is None
 
 
 def test_the_smoke_scale_takes_seconds():
@@ -319,28 +213,40 @@ def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
 # ---- the first experiment made anew ----
 
 
-@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe", [r for r in RECIPES if r.switches], ids=lambda r: r.name
+)
 def test_four_arms_differ_by_the_two_switches_only(recipe):
+    "Without either, with one, with both; noise as published."
+    for arms in recipe.scales.values():
+        pairs = [pair.arms for pair in recipe.switches]
+        assert sorted(arms) == sorted(arm for four in pairs for arm in four)
+        for four in pairs:
+            configs = [dict(arms[arm]) for arm in four]
+            norms = [config.pop("norm") for config in configs]
+            layer = "LNN" in four[3]
+            xi, kind = (1.0, "layer") if layer else (0.4, "batch")
+            assert [tuple(norm.values()) for norm in norms] == [
+                (kind, *switches)
+                for switches in (
+                    (False, 0.0),
+                    (True, 0.0),
+                    (False, xi),
+                    (True, xi),
+                )
+            ]
+            assert all(config == configs[0] for config in configs)
+
+
+@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+def test_fresh_seeds_draw_their_images_for_one_contrast(recipe):
     assert {other.name for other in GIVEN_NOISE} == {
         f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")
     }
     for arms in recipe.scales.values():
-        assert set(arms) == set(given_noise.ARMS)
-        kept = []
-        for arm, switches in zip(
-            given_noise.ARMS,
-            ((False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)),
-        ):
-            config = dict(arms[arm])
-            norm = config.pop("norm")
-            assert norm == {
-                "kind": "batch",
-                "transform": switches[0],
-                "noise": switches[1],
-            }
-            kept.append(config)
-        assert all(config == kept[0] for config in kept) and kept[0]["draw"]
-        assert Settings(**kept[0]["train"]).validate_every == 1
+        config = arms["BNN"]
+        assert config["draw"]
+        assert Settings(**config["train"]).validate_every == 1
     assert not set(recipe.seeds_at("book")) & set(
         first_experiment.seeds_at("book")
     )

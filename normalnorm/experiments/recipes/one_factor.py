@@ -36,6 +36,7 @@ __all__ = [
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000006
 import math
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from ...analysis.propagation import batch_statistics
 from ..data import splits
 from ..optimization import Settings
 from ..results import Contrast, Deviation, Recipe
@@ -133,29 +135,16 @@ def moments(model: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
         (5, torch.Size([16]))
     """
     found: list[tuple[Tensor, Tensor]] = []
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)][1:]
-    batch = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    hooks = [
-        conv.register_forward_pre_hook(
-            lambda _, inputs: found.append(
-                (
-                    inputs[0].mean((0, 2, 3)),
-                    inputs[0].std((0, 2, 3), correction=0),
-                )
-            )
-        )
-        for conv in convs
-    ]
-    kept = [(m.training, m.track_running_stats) for m in batch]
-    try:
-        for m in batch:
-            m.training, m.track_running_stats = True, False
+
+    def look(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        (x,) = inputs
+        found.append((x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)))
+
+    with batch_statistics(model), ExitStack() as hooks:
+        convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+        for conv in convs[1:]:
+            hooks.enter_context(conv.register_forward_pre_hook(look))
         model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for m, state in zip(batch, kept):
-            m.training, m.track_running_stats = state
     return found
 
 
