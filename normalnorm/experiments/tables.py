@@ -266,7 +266,14 @@ class Effects:
         return summarize(self.values(of, value).tolist(), level)
 
     def of(self, arm: str) -> list[dict[str, Any]]:
-        "The rows of an arm, in the order of the seeds."
+        """The rows of an arm, in the order of the seeds.
+
+        Example:
+
+            >>> found = effects("first-experiment")
+            >>> [row["seed"] for row in found.of("ViT LN")][:3]
+            [0, 1, 2]
+        """
         return sorted(
             (row for row in self.rows if row["arm"] == arm),
             key=lambda row: row["seed"],
@@ -279,6 +286,12 @@ class Effects:
     def estimate(self, of: Any, metric: str) -> Summary | Estimate:
         """The mean for other seeds; in test accuracy after the last epoch, of
         which rows keep each image, for other images too.
+
+        Example:
+
+            >>> found = effects("transform-given-noise")
+            >>> found.estimate(("BN", "BNN"), "test_last").low > 0
+            True
         """
         if metric != "test_last":
             return self(of, metric)
@@ -287,6 +300,12 @@ class Effects:
     def judged(self, metric: str) -> dict[Any, Judged]:
         """The verdict on each pair that the recipe compares, where the first
         primary contrast counts by itself.
+
+        Example:
+
+            >>> found = effects(find("proxy-norm"))
+            >>> found.judged("loss_last")["GN", "GN+PN"].word
+            'worse'
         """
         return verdicts(
             {pair: self.estimate(pair, metric) for pair in self.recipe.compare},
