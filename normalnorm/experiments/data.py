@@ -25,6 +25,7 @@ __all__ = [
     "info",
     "dataset",
     "load",
+    "splits",
     "data_hash",
 ]
 
@@ -627,6 +628,37 @@ def load(
         )
     pieces = [found[index] for index in torch.arange(len(found)).split(1000)]
     return torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces])
+
+
+@lru_cache(maxsize=6)
+def _kept(
+    name: str, split: str, first: int | None, draw: int | None
+) -> tuple[Tensor, Tensor]:
+    "Some sets are made when they are loaded."
+    return load(name, split, first, draw=draw)
+
+
+def splits(
+    name: str, draw: int | None = None, **first: int | None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Split → its images and labels, of a set that fits into memory; what was
+    asked for last is kept, for the next run.
+
+    `name`: of the set; `draw`: a seed that draws the training examples;
+    `first`: how many of a split, all by default.
+
+    Example:
+
+        >>> found = splits("digits", train=100, draw=1)
+        >>> [len(labels) for _, labels in found.values()]
+        [100, 300, 300]
+    """
+    return {
+        split: _kept(
+            name, split, first.get(split), draw if split == "train" else None
+        )
+        for split in SPLITS
+    }
 
 
 def data_hash(

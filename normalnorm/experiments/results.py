@@ -27,6 +27,10 @@ __all__ = [
     "provenance",
     "default_out",
     "book_results",
+    "pack_bits",
+    "unpack_bits",
+    "points_by_image",
+    "of_training",
     "digest",
     "packed",
     "recorded",
@@ -51,6 +55,7 @@ __all__ = [
 ]
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
+import base64
 import errno
 import hashlib
 import importlib
@@ -71,8 +76,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from ..names import near
 from .data import DataError, data_hash
@@ -709,6 +716,100 @@ _FIELDS = {
     "wall_seconds": "time",
     "digest": "text",
 }
+
+
+def pack_bits(right: Tensor) -> dict[str, Any]:
+    """One bit an example, as text. Returns "count" and, in base 64, "bits".
+
+    `right`: bool of shape (examples,).
+
+    Example:
+
+        >>> pack_bits(torch.tensor([True, False, True]))
+        {'count': 3, 'bits': 'oA=='}
+    """
+    return {
+        "count": len(right),
+        "bits": base64.b64encode(
+            np.packbits(right.cpu().numpy()).tobytes()
+        ).decode(),
+    }
+
+
+def unpack_bits(packed: dict[str, Any]) -> Tensor:
+    """What `pack_bits` packed, returned as a bool tensor of shape (count,).
+
+    Example:
+
+        >>> unpack_bits({"count": 3, "bits": "oA=="})
+        tensor([ True, False,  True])
+    """
+    bits = np.frombuffer(base64.b64decode(packed["bits"]), dtype=np.uint8)
+    return torch.from_numpy(
+        np.unpackbits(bits, count=packed["count"]).astype(bool)
+    )
+
+
+def points_by_image(row: dict[str, Any]) -> np.ndarray:
+    """100 for each test image that the run of a row got right, else 0, so that
+    their mean is its accuracy in percent; returns (images,).
+
+    Example:
+
+        >>> points_by_image({"test_right": {"count": 3, "bits": "oA=="}})
+        array([100.,   0., 100.])
+    """
+    return 100.0 * unpack_bits(row["test_right"]).numpy()
+
+
+def of_training(
+    outcome: dict[str, Any], names: Iterable[str], **own: float
+) -> dict[str, Any]:
+    """What a row keeps of a training: `metrics`, by name, and `history` by
+    epoch; numbers to five digits behind the point.
+
+    `outcome`: from `train`; `names`: of the metrics, in this order; those that
+    the training does not have are left out. "test_last" and "validation_last"
+    are accuracies in percent after the last epoch, "loss_last" and
+    "validation_loss_last" losses, and likewise "…_chosen" and "…_averaged";
+    "train_last" is of the last weights, "train_met" and "train_loss" are what
+    the last epoch met; "chosen_epoch", "seconds". `own`: metrics of the recipe,
+    by name.
+
+    Example:
+
+        >>> of = of_training(
+        ...     {"history": [{"train_loss": 0.5, "train_accuracy": 0.75}],
+        ...      "train_accuracy": 0.9, "seconds": 2.0},
+        ...     ("train_last", "test_chosen", "r2"), r2=1.0)
+        >>> of["metrics"]
+        {'train_last': 90.0, 'r2': 1.0}
+    """
+    met = outcome["history"][-1]
+    known = own | {
+        "train_last": 100 * outcome["train_accuracy"],
+        "train_met": 100 * met["train_accuracy"],
+        "train_loss": met["train_loss"],
+        "seconds": outcome["seconds"],
+    }
+    for when in {"last", "chosen", "averaged"} & set(outcome):
+        of = outcome[when]
+        known |= {
+            f"test_{when}": 100 * of["test_accuracy"],
+            f"loss_{when}": of["test_loss"],
+            f"validation_{when}": 100 * of["validation_accuracy"],
+            f"validation_loss_{when}": of["validation_loss"],
+            f"{when}_epoch": of["epoch"],
+        }
+    return {
+        "metrics": {
+            name: round(known[name], 5) for name in names if name in known
+        },
+        "history": [
+            {name: round(value, 5) for name, value in epoch.items()}
+            for epoch in outcome["history"]
+        ],
+    }
 
 
 def digest(row: dict[str, Any]) -> str:

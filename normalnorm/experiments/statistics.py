@@ -11,9 +11,7 @@ __all__ = [
     "summarize",
     "PairedTest",
     "paired_test",
-    "Equivalence",
-    "equivalence_test",
-    "Factorial",
+    "p_equivalent",
     "factorial",
     "detection_power",
     "seeds_needed",
@@ -25,10 +23,13 @@ __all__ = [
     "contrast",
     "holm",
     "verdict",
+    "Judged",
+    "verdicts",
     "Share",
     "share",
     "signed",
     "spelled",
+    "resolved",
 ]
 
 # %% ../../nbs/755_experiments.statistics.ipynb #85540d98
@@ -95,6 +96,19 @@ class Summary(NamedTuple):
             0.074
         """
         return _two_sided(self)
+
+    def detectable(self, level: float = 0.95) -> float:
+        """The mean that as many seeds, which scatter as these, detect with
+        probability 0.8 (see `detectable`).
+
+        `level`: of the interval.
+
+        Example:
+
+            >>> round(summarize([1.0, 2.0, 3.0]).detectable(), 2)
+            3.26
+        """
+        return detectable(self.n, level=level) * self.se * math.sqrt(self.n)
 
 
 def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
@@ -195,46 +209,20 @@ def paired_test(
     )
 
 
-class Equivalence(NamedTuple):
-    """Is a difference smaller than a bound? `p`, the larger one of two
-    one-sided t tests, against a difference of −bound or less and of bound or
-    more; `low` and `high`, the interval of 90 % (for the level 0.95) that lies
-    within the bounds where p is below 5 %.
+def p_equivalent(found: "Summary | Estimate", bound: float) -> float:
+    """p that a mean lies between −bound and bound: the larger one of two
+    one-sided t tests, against a mean of −bound or less and of bound or more.
 
-    NaN for a single pair.
+    It is below 5 % where the interval of 90 % lies within the bounds, and only
+    there. NaN for a single seed.
 
-    Example:
-
-        >>> found = equivalence_test([1.0, 2.0, 3.0], [1.1, 2.0, 2.9], 1.0)
-        >>> found.p < 0.05, -1 < found.low < found.high < 1
-        (True, True)
-    """
-
-    p: float
-    low: float
-    high: float
-
-
-def equivalence_test(
-    first: Sequence[float],
-    second: Sequence[float],
-    bound: float,
-    level: float = 0.95,
-) -> Equivalence:
-    """Test whether two arms differ by less than `bound` in the mean: `second`
-    minus `first`, seed by seed.
-
-    `level`: 1 minus the level of each of the two tests. Returns an
-    `Equivalence`.
-
-    Raises `ValueError` for unequal numbers of values, or a bound that is not
-    above 0. Source: Schuirmann (1987), the two one-sided tests;
+    `found`: the mean, with an interval of any level; `bound`: above 0, else
+    `ValueError`. Source: Schuirmann (1987), the two one-sided tests;
     @eq-equivalence.
 
     Example:
 
-        >>> test = equivalence_test([1.0, 2.0, 4.0], [1.1, 2.2, 4.0], bound=0.5)
-        >>> round(test.p, 3)
+        >>> round(p_equivalent(summarize([0.1, 0.2, 0.0]), bound=0.5), 3)
         0.01
     """
     if not bound > 0:
@@ -242,14 +230,8 @@ def equivalence_test(
             f"bound={bound}: expected the difference that would "
             "count as none, above 0"
         )
-    found = summarize(_pairs(first, second).tolist(), 2 * level - 1)
-    if found.n == 1:
-        return Equivalence(math.nan, math.nan, math.nan)
-    return Equivalence(_within(found, bound), found.low, found.high)
-
-
-def _within(found, bound: float) -> float:
-    "p of the two one-sided tests that a mean lies between −bound and bound."
+    if math.isnan(found.se):
+        return math.nan
     gap = bound - abs(found.mean)
     return (
         float(stats.t.sf(gap / found.se, found.df))
@@ -258,65 +240,32 @@ def _within(found, bound: float) -> float:
     )
 
 
-class Factorial(NamedTuple):
-    """Two switches, each off and on: the main effect of the `first` and of the
-    `second`, and their `interaction`, the effect of the second with the first
-    on minus its effect with the first off.
-
-    Example:
-
-        >>> found = factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0, 6.0])
-        >>> found.first.summary.mean, found.second.summary.mean
-        (2.0, 3.0)
-    """
-
-    first: PairedTest
-    second: PairedTest
-    interaction: PairedTest
-
-
 def factorial(
-    neither: Sequence[float],
-    first: Sequence[float],
-    second: Sequence[float],
-    both: Sequence[float],
-    level: float = 0.95,
-) -> Factorial:
-    """Analyse four arms that are the settings of two switches, seed by seed.
+    neither: str, first: str, second: str, both: str
+) -> dict[str, dict[str, float]]:
+    """What four arms say of two switches, as weights for `contrast`: the main
+    effects of the "first" and of the "second" switch, and the "interaction",
+    the effect of the second with the first on minus its effect with the first
+    off.
 
     A main effect is the mean of the effects with the other switch off and on,
-    so all four arms enter it. Raises `ValueError` for unequal numbers of
-    values.
+    so all four arms enter it.
 
-    `neither`, `first`, `second`, `both`: the results of the four arms, in the
-    order of the seeds; `level`: of the intervals.
+    `neither`, `first`, `second`, `both`: the arms. Source: @eq-factorial.
 
     Example:
 
-        >>> found = factorial([0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [5.0, 6.0])
-        >>> found.interaction.summary.mean          # (5 − 2) − (1 − 0)
-        2.0
+        >>> factorial("BN", "BNT", "BNξ", "BNN")["interaction"]
+        {'BNN': 1, 'BNξ': -1, 'BNT': -1, 'BN': 1}
     """
-    if len({len(arm) for arm in (neither, first, second, both)}) != 1:
-        raise ValueError(
-            "four arms need one value each for each seed; given "
-            f"{len(neither)}, {len(first)}, {len(second)} and "
-            f"{len(both)}"
+    half = {
+        effect: {both: 0.5, on: 0.5, off: -0.5, neither: -0.5}
+        for effect, on, off in (
+            ("first", first, second),
+            ("second", second, first),
         )
-    o, a, b, c = (
-        np.asarray(arm, dtype=np.float64)
-        for arm in (neither, first, second, both)
-    )
-    return Factorial(
-        *(
-            paired_test(before.tolist(), after.tolist(), level)
-            for before, after in (
-                ((o + b) / 2, (a + c) / 2),
-                ((o + a) / 2, (b + c) / 2),
-                (b - o, c - a),
-            )
-        )
-    )
+    }
+    return half | {"interaction": {both: 1, second: -1, first: -1, neither: 1}}
 
 
 def detection_power(n: int, ratio: float, level: float = 0.95) -> float:
@@ -510,13 +459,14 @@ def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
 # %% ../../nbs/755_experiments.statistics.ipynb #755c0010
 def contrast(
     found: Sequence[dict[str, Any]],
-    weights: Mapping[str, float],
+    weights: str | tuple[str, str] | Mapping[str, float],
     value: str | Callable[[dict[str, Any]], Any],
 ) -> np.ndarray:
     """A weighted sum of arms, seed by seed, in the order of the seeds that all
     of them have.
 
-    `found`: rows, such as `results.rows` returns; `weights`: arm → weight;
+    `found`: rows, such as `results.rows` returns; `weights`: arm → weight, or
+    two arms, of which the second minus the first is meant, or the name of one;
     `value`: a metric, or a function of a row that gives a number or an array
     of one shape. Returns an array of the shape (seeds,), or (seeds,
     …) with that of the arrays. Source: @eq-factorial, for two switches.
@@ -527,8 +477,15 @@ def contrast(
         ...         for arm, seed, heads in (("fair", 0, 49), ("bent", 0, 61))]
         >>> contrast(rows, {"bent": 1, "fair": -1}, "heads")
         array([12])
+        >>> contrast(rows, ("fair", "bent"), "heads")
+        array([12])
     """
     take = value if callable(value) else lambda row: row["metrics"][value]
+    if isinstance(weights, str):
+        weights = {weights: 1}
+    elif isinstance(weights, tuple):
+        first, second = weights
+        weights = {second: 1, first: -1} if first != second else {first: 0}
     by = {
         arm: {row["seed"]: row for row in found if row["arm"] == arm}
         for arm in weights
@@ -579,11 +536,57 @@ def verdict(
         ...     [2.0, 2.2, 2.1], [0.1, -0.1, 0.0], [3.0, -3.0, 1.0])]
         ['better', 'no difference beyond ±1', 'open']
     """
-    near = bound is not None and _within(found, bound) < 1 - level
+    near = bound is not None and p_equivalent(found, bound) < 1 - level
     if (found.p if p is None else p) < 1 - level:
         word = "better" if (found.mean > 0) != lower else "worse"
         return word + (f", by less than {bound:g}" if near else "")
     return f"no difference beyond ±{bound:g}" if near else "open"
+
+
+class Judged(NamedTuple):
+    """An effect among others: `found`, the estimate; `p`, corrected for the
+    others; `word`, by `verdict`.
+
+    Example:
+
+        >>> verdicts({"a": summarize([2.0, 2.2, 2.1])}, {"a": 1.0})["a"].word
+        'better'
+    """
+
+    found: Summary | Estimate
+    p: float
+    word: str
+
+
+def verdicts(
+    found: Mapping[Any, Summary | Estimate],
+    bounds: Mapping[Any, float],
+    lower: bool = False,
+    alone: Any = None,
+) -> dict[Any, Judged]:
+    """The verdicts on effects that belong together, whose p values are
+    corrected by `holm`.
+
+    `found`: the effects by name; `bounds`: name → what counts as none, where it
+    was stated; `lower`: as for `verdict`; `alone`: the name of one that was
+    stated to be judged by itself, and does not count among the others.
+
+    Example:
+
+        >>> of = {"a": summarize([2.0, 2.2, 2.1]), "b": summarize([0.1, -0.1])}
+        >>> [v.word for v in verdicts(of, {"a": 1.0, "b": 1.0}).values()]
+        ['better', 'open']
+    """
+    many = [name for name in found if name != alone]
+    p = dict(zip(many, holm([found[name].p for name in many])))
+    return {
+        name: Judged(
+            of,
+            p.get(name, of.p),
+            verdict(of, bounds.get(name), p.get(name), lower),
+        )
+        for name, of in found.items()
+    }
 
 
 class Share(NamedTuple):
@@ -679,3 +682,17 @@ def spelled(found: Summary | Estimate, digits: int = 2) -> str:
         f"{signed(found.mean, digits)} ({signed(found.low, digits)} … "
         f"{signed(found.high, digits)})"
     )
+
+
+def resolved(found: Summary, digits: int = 2, level: float = 0.95) -> str:
+    """A mean with its interval, for a text, and behind a semicolon what such
+    an interval finds in four cases of five (`Summary.detectable`).
+
+    `found`: of which the interval has the `level`; `digits`: behind the point.
+
+    Example:
+
+        >>> resolved(summarize([1.0, 2.0, 3.0]))
+        '+2.00 (−0.48 … +4.48); 3.26'
+    """
+    return f"{spelled(found, digits)}; {found.detectable(level):.{digits}f}"

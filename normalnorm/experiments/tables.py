@@ -8,9 +8,11 @@ experiment costs before it is run.
 
 # %% auto #0
 __all__ = [
+    "markdown",
     "table",
     "caption",
-    "differences",
+    "Effects",
+    "effects",
     "p_value",
     "comparison",
     "two_switches",
@@ -36,37 +38,56 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..names import near
 from normalnorm.experiments.results import (
     Recipe,
     ResultsError,
     UnknownName,
+    book_results,
+    by_arm,
     codes,
     current,
     default_out,
     find,
     left_out,
     plan,
+    points_by_image,
     recipes,
     rows,
     scan,
 )
 from normalnorm.experiments.statistics import (
-    PairedTest,
-    detectable,
-    equivalence_test,
+    Estimate,
+    Judged,
+    Summary,
+    contrast,
+    crossed_interval,
     factorial,
+    p_equivalent,
     paired_test,
     summarize,
+    verdicts,
 )
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #5758f7d3
-def _cells(header: list[str], body: list[list[str]]) -> str:
-    width = [
-        max(len(row[i]) for row in [header, *body]) for i in range(len(header))
-    ]
-    lines = [header, ["-" * w for w in width], *body]
+def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown, whose columns are as wide as what they hold.
+
+    `header`: the headings; `body`: its lines, each a cell for each heading.
+
+    Example:
+
+        >>> print(markdown(["arm", "seeds"], [["BN", 10]]))
+        | arm | seeds |
+        | --- | ----- |
+        | BN  | 10    |
+    """
+    lines = [[str(cell) for cell in line] for line in (header, *body)]
+    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * w for w in width])
     return "\n".join(
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
         for line in lines
@@ -138,7 +159,7 @@ def table(
                 + (f" ± {p.se:.2f}" if p.se is not None else "")
                 + (f" ({p.what})" if len(of) > 1 else "")
             )
-    return _cells(
+    return markdown(
         [
             "arm",
             "seeds",
@@ -213,44 +234,111 @@ def caption(
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
-def differences(
-    found: list[dict[str, Any]], first: str, second: str, metric: str
-) -> list[float]:
-    """The metric of arm `second` minus that of arm `first`, for each seed that
-    both have.
+class Effects:
+    """Rows, asked for what they say of arms; see `effects`.
 
-    `found`: rows, such as `rows` returns; one number a seed, in the order of
-    the seeds.
+    `rows`: all of them; `recipe`: theirs, None where only its name was given.
+    What is asked for is an arm, a pair (the second minus the first) or weights,
+    as for `contrast`. Called with it and a metric or a function of a row, this
+    is its mean over seeds, with the interval of a `level`: `summarize`.
 
     Example:
 
-        >>> found = [{"arm": arm, "seed": seed, "metrics": {"heads": heads}}
-        ...          for arm, results in (("fair", (49.0, 51.0)),
-        ...                               ("bent", (61.5, 62.0)))
-        ...          for seed, heads in enumerate(results)]
-        >>> differences(found, "fair", "bent", "heads")
-        [12.5, 11.0]
+        >>> coin = Recipe("coin", "is it fair?", (),
+        ...               {"book": {"fair": {}, "bent": {}}}, None, {})
+        >>> found = Effects([{"arm": arm, "seed": seed,
+        ...                   "metrics": {"heads": heads}}
+        ...                  for arm, of in (("fair", (49.0, 51.0)),
+        ...                                  ("bent", (61.5, 62.0)))
+        ...                  for seed, heads in enumerate(of)], coin)
+        >>> found("bent", "heads").mean
+        61.75
+        >>> found.values(("fair", "bent"), "heads")
+        array([12.5, 11. ])
     """
-    a, b = _pairs(found, first, second, metric)
-    return [y - x for x, y in zip(a, b)]
+
+    def __init__(
+        self, rows: list[dict[str, Any]], recipe: Recipe | None = None
+    ):
+        self.rows, self.recipe = rows, recipe
+
+    def __call__(self, of: Any, value: Any, level: float = 0.95) -> Summary:
+        return summarize(self.values(of, value).tolist(), level)
+
+    def of(self, arm: str) -> list[dict[str, Any]]:
+        """The rows of an arm, in the order of the seeds.
+
+        Example:
+
+            >>> found = effects("first-experiment")
+            >>> [row["seed"] for row in found.of("ViT LN")][:3]
+            [0, 1, 2]
+        """
+        return sorted(
+            (row for row in self.rows if row["arm"] == arm),
+            key=lambda row: row["seed"],
+        )
+
+    def values(self, of: Any, value: Any) -> np.ndarray:
+        "One for each seed: `contrast`."
+        return contrast(self.rows, of, value)
+
+    def estimate(self, of: Any, metric: str) -> Summary | Estimate:
+        """The mean for other seeds; in test accuracy after the last epoch, of
+        which rows keep each image, for other images too.
+
+        Example:
+
+            >>> found = effects("transform-given-noise")
+            >>> found.estimate(("BN", "BNN"), "test_last").low > 0
+            True
+        """
+        if metric != "test_last":
+            return self(of, metric)
+        return crossed_interval(self.values(of, points_by_image))
+
+    def judged(self, metric: str) -> dict[Any, Judged]:
+        """The verdict on each pair that the recipe compares, where the first
+        primary contrast counts by itself.
+
+        Example:
+
+            >>> found = effects(find("proxy-norm"))
+            >>> found.judged("loss_last")["GN", "GN+PN"].word
+            'worse'
+        """
+        return verdicts(
+            {pair: self.estimate(pair, metric) for pair in self.recipe.compare},
+            dict.fromkeys(
+                self.recipe.compare, self.recipe.negligible.get(metric)
+            ),
+            lower="loss" in metric,
+            alone=next(
+                (c[:2] for c in self.recipe.primary if c.metric == metric), None
+            ),
+        )
 
 
-def _pairs(
-    found: list[dict[str, Any]], first: str, second: str, metric: str
-) -> tuple[list[float], list[float]]:
-    by = {
-        (row["arm"], row["seed"]): row["metrics"][metric]
-        for row in found
-        if row["arm"] in (first, second)
-    }
-    seeds = sorted(
-        {seed for arm, seed in by if arm == first}
-        & {seed for arm, seed in by if arm == second}
-    )
-    return (
-        [by[first, seed] for seed in seeds],
-        [by[second, seed] for seed in seeds],
-    )
+def effects(
+    recipe: Recipe | str, scale: str = "book", out: Path | str | None = None
+) -> Effects:
+    """The rows of a recipe, to be asked for means and differences, their
+    intervals and verdicts: what a chapter shows.
+
+    `recipe`: or, where it comes later than the chapter, its name, by which
+    rows are found as by `by_arm`; `scale`: one of its scales; `out`: the folder
+    of results, by default that of the book.
+
+    Example:
+
+        >>> found = effects("first-experiment")
+        >>> found(("ViT LN", "ViT LNN"), "test_last").low > 0
+        True
+    """
+    if isinstance(recipe, Recipe):
+        return Effects(rows(recipe, scale, out or book_results()), recipe)
+    kept = by_arm(recipe, scale, out).values()
+    return Effects([row for found in kept for row in found])
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #935eaea9
@@ -280,54 +368,56 @@ def p_value(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _compared(
-    what: str, metric: str, first: list[float], second: list[float]
+def _line(
+    what: str,
+    metric: str,
+    found: list[dict[str, Any]],
+    weights: Any,
+    recipe: Recipe,
 ) -> list[str]:
+    """The cells of `_COMPARED` and `_CORRECTED` for an effect; none where fewer
+    than two seeds have all its arms.
+    """
+    d = contrast(found, weights, metric)
+    if len(d) < 2:
+        return []
+    test = paired_test(np.zeros(len(d)), d)
+    s, bound = test.summary, recipe.negligible.get(metric)
     # decimals: percentages, or shares and losses
-    return _line(
-        what,
-        metric,
-        paired_test(first, second),
-        2 if max(map(abs, first + second)) >= 5 else 4,
-    )
-
-
-def _line(what: str, metric: str, test: PairedTest, d: int) -> list[str]:
-    s = test.summary
+    large = max(np.abs(contrast(found, arm, metric)).max() for arm in weights)
+    digits = 2 if large >= 5 else 4
     return [
         what,
-        metric,
+        recipe.columns.get(metric, metric),
         str(s.n),
-        f"{s.mean:+.{d}f} ± {s.se:.{d}f}",
-        f"{s.low:+.{d}f} … {s.high:+.{d}f}",
+        f"{s.mean:+.{digits}f} ± {s.se:.{digits}f}",
+        f"{s.low:+.{digits}f} … {s.high:+.{digits}f}",
         "no" if s.low <= 0 <= s.high else "yes",
         p_value(test.p),
         p_value(test.p_signs),
-        f"{detectable(s.n) * test.spread:.{d}f}",
+        f"{s.detectable():.{digits}f}",
+        p_value(min(1.0, test.p * recipe.comparisons)),
+        f"{p_value(p_equivalent(s, bound))} (±{bound:g})" if bound else "",
     ]
 
 
-def _stricter(
+def _lines(
     recipe: Recipe,
-    metric: str,
-    p: float,
-    first: list[float],
-    second: list[float],
-) -> list[str]:
-    "The cells of `_CORRECTED`."
-    bound = recipe.negligible.get(metric)
-    return [
-        p_value(min(1.0, p * recipe.comparisons)),
-        f"{p_value(equivalence_test(first, second, bound).p)} (±{bound:g})"
-        if bound
-        else "",
-    ]
-
-
-def _with_equivalence(body: list[list[str]]) -> str:
-    "The table, with the last column where a bound is stated for a line."
+    found: list[dict[str, Any]],
+    metrics: Iterable[str] | None,
+    asked: list[tuple[str, Any]],
+) -> str:
+    """A line for each metric and effect that is asked, by name and weights;
+    with the last column where a bound is stated for a line.
+    """
+    every = (
+        _line(what, metric, found, weights, recipe)
+        for metric in metrics or recipe.outcomes
+        for what, weights in asked
+    )
+    body = [line for line in every if line]
     used = len(_COMPARED) + 1 + any(line[-1] for line in body)
-    return _cells(
+    return markdown(
         (_COMPARED + _CORRECTED)[:used], [line[:used] for line in body]
     )
 
@@ -356,21 +446,16 @@ def comparison(
         >>> "| ResNet BNN − ResNet BN " in comparison("first-experiment", found)
         True
     """
-    recipe, body = find(recipe), []
-    for metric in metrics or recipe.outcomes:
-        for first, second in recipe.compare:
-            a, b = _pairs(found, first, second, metric)
-            if len(a) > 1:
-                body.append(
-                    _compared(
-                        f"{second} − {first}",
-                        recipe.columns.get(metric, metric),
-                        a,
-                        b,
-                    )
-                    + _stricter(recipe, metric, paired_test(a, b).p, a, b)
-                )
-    return _with_equivalence(body)
+    recipe = find(recipe)
+    return _lines(
+        recipe,
+        found,
+        metrics,
+        [
+            (f"{second} − {first}", (first, second))
+            for first, second in recipe.compare
+        ],
+    )
 
 
 def two_switches(
@@ -393,45 +478,24 @@ def two_switches(
         >>> first.split("|")[1].strip()
         'main effect of transform'
     """
-    recipe, body = find(recipe), []
-    for metric in metrics or recipe.outcomes:
-        for pair in recipe.switches:
-            by = [
-                {
-                    row["seed"]: row["metrics"][metric]
-                    for row in found
-                    if row["arm"] == arm
-                }
-                for arm in pair.arms
-            ]
-            seeds = sorted(set.intersection(*map(set, by)))
-            if len(seeds) < 2:
-                continue
-            o, a, b, c = ([of[seed] for seed in seeds] for of in by)
-            d = 2 if max(map(abs, o + a + b + c)) >= 5 else 4
-            half = [
-                [(x + y) / 2 for x, y in zip(*sides)]
-                for sides in ((o, b), (a, c), (o, a), (b, c))
-            ]
-            sides = (
-                (half[0], half[1]),
-                (half[2], half[3]),
-                ([y - x for x, y in zip(o, b)], [y - x for x, y in zip(a, c)]),
-            )
-            for what, test, values in zip(
+    recipe = find(recipe)
+    return _lines(
+        recipe,
+        found,
+        metrics,
+        [
+            (what, weights)
+            for pair in recipe.switches
+            for what, weights in zip(
                 (
                     f"main effect of {pair.first}",
                     f"main effect of {pair.second}",
                     "interaction",
                 ),
-                factorial(o, a, b, c),
-                sides,
-            ):
-                body.append(
-                    _line(what, recipe.columns.get(metric, metric), test, d)
-                    + _stricter(recipe, metric, test.p, *values)
-                )
-    return _with_equivalence(body)
+                factorial(*pair.arms).values(),
+            )
+        ],
+    )
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #466e2206
@@ -459,7 +523,7 @@ def every_seed(
         (row["arm"], row["seed"]): f"{row['metrics'][metric]:.2f}"
         for row in found
     }
-    return _cells(
+    return markdown(
         [
             find(recipe).columns.get(metric, metric),
             *(f"seed {seed}" for seed in seeds),
@@ -567,11 +631,11 @@ def stated(name: Recipe | str, scale: str) -> str:
         else "no primary contrast was stated"
     ]
     lines.append(f"seeds: {_seeds(seeds)} ({len(seeds)})")
-    for contrast, _, difference in recipe.detectable(scale):
-        known = recipe.deviation[contrast.metric]
+    for primary, _, difference in recipe.detectable(scale):
+        known = recipe.deviation[primary.metric]
         lines.append(
             f"detected in 80 of 100 such experiments: {difference:.2g}"
-            f" in {heading(contrast.metric)}, if paired differences "
+            f" in {heading(primary.metric)}, if paired differences "
             f"have the standard deviation {known.value:g} "
             f"({known.source})"
         )
@@ -865,11 +929,13 @@ def compare(
     ]
     for metric in metrics:
         text.append(
-            _compared(
+            _line(
                 f"{b} − {a}",
-                one.columns.get(metric, metric),
-                *_pairs(mine[0] + mine[1], "first", "second", metric),
-            )
+                metric,
+                mine[0] + mine[1],
+                ("first", "second"),
+                one,
+            )[: len(_COMPARED)]
         )
     planned = one is two and ((a, b) in one.compare or (b, a) in one.compare)
     return (
@@ -889,7 +955,7 @@ def compare(
             "do not mean equal batches."
         )
         + "\n\n"
-        + _cells(_COMPARED, text)
+        + markdown(_COMPARED, text)
     )
 
 
@@ -961,7 +1027,7 @@ def _compare_folders(first: Path, second: Path) -> str:
         (f"{_not_counted(bad)}\n\n" if bad else "")
         + f"{second} minus {first}: {len(common)} common runs{apart}{made}"
         "\n\n"
-        + _cells(
+        + markdown(
             [
                 "recipe",
                 "scale",
@@ -1091,7 +1157,7 @@ def forecast(
             f"{recipe.cost.get(scale, 'none')}"
         )
     lines.append(
-        _cells(
+        markdown(
             ["run", "state", "estimate"],
             [
                 [
@@ -1163,7 +1229,7 @@ def listing(out: Path | str | None = None) -> str:
     bad = problems(out)
     return "\n\n".join(
         [
-            _cells(
+            markdown(
                 [
                     "recipe",
                     "scale",

@@ -72,12 +72,14 @@ def test_each_seed_draws_its_images(monkeypatch):
     "Those for training, and nothing draws the others."
     loaded = []
 
-    def load(name, split, first=None, draw=None):
-        loaded.append((name, split, first, draw))
-        return data.load(name, split, first or 200, draw=draw)
+    load = data.load
 
-    monkeypatch.setattr(hardness, "load", load)
-    hardness._loaded.cache_clear()
+    def look(name, split, first=None, draw=None):
+        loaded.append((name, split, first, draw))
+        return load(name, split, first or 200, draw=draw)
+
+    monkeypatch.setattr(data, "load", look)
+    data._kept.cache_clear()
     arms = hardness.glyphs_hardness.arms("smoke")
     try:
         for seed in (0, 1):
@@ -85,7 +87,7 @@ def test_each_seed_draws_its_images(monkeypatch):
                 found = hardness.run(arms[arm], seed)["metrics"]
                 assert all(0 <= found[f"{s}_last"] <= 100 for s in data.SPLITS)
     finally:
-        hardness._loaded.cache_clear()
+        data._kept.cache_clear()
     drawn = [of for of in loaded if of[1] == "train"]
     assert drawn == [("glyphs", "train", 200, seed) for seed in (0, 1)]
     assert {of[2:] for of in loaded if of[1] != "train"} == {(None, None)}

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from normalnorm.experiments import results
 from normalnorm.experiments.recipes import one_factor
 from normalnorm.experiments.recipes.one_factor import (
     CRITERIA,
     NORMS,
-    SWEEPS,
     Verdict,
     batch_size_sweep,
     chosen,
@@ -190,17 +188,6 @@ def test_a_general_statement_holds_or_is_open():
     assert ruling([flat, flat]) == "holds"
     for outcome in ("opposite", "no difference", "open"):
         assert ruling([flat, flat._replace(outcome=outcome)]) == "open"
-
-
-@pytest.mark.parametrize("recipe", SWEEPS, ids=lambda recipe: recipe.name)
-def test_a_row_and_the_same_again(recipe, tmp_path):
-    assert recipe.unstated() == []
-    results.run_recipe(recipe, "smoke", seeds=1, out=tmp_path, arms=["BN"])
-    (row,) = results.rows(recipe, "smoke", tmp_path)
-    again = one_factor.run(recipe.arms("smoke")["BN"], 0)
-    assert row["curve"] == again["curve"]
-    assert row["metrics"] == again["metrics"]
-    assert set(recipe.columns) <= set(row["metrics"])
 
 
 def test_a_run_that_overflows_counts_as_a_guess():

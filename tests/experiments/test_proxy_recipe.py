@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from normalnorm.experiments import data, results
+from normalnorm.experiments import data
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes import proxy as module
 from normalnorm.experiments.recipes import proxy_paper
@@ -62,20 +62,8 @@ def test_each_arm_is_what_its_name_says(recipe, scale):
         assert (settings.label_smoothing > 0) == extra == (model.dropout.p > 0)
 
 
-def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
-    """The hash of each row is that of the present configuration; the rule is in
-    none of them, so it must stay what it was.
-    """
-    files = results.scan("proxy-norm", "book", results.book_results()).rows
-    for file, row in files.items():
-        config = proxy.scales["book"][row["arm"]]
-        assert file.stem.endswith(
-            "-"
-            + results.identity(
-                "proxy-norm", row["arm"], config, row["seed"], row["data_hash"]
-            )
-        )
-    assert len(files) == 120
+def test_committed_rows_are_of_200_quantiles():
+    "The rule is in none of their configurations: it must stay what it was."
     models = [
         *(
             make(config, 0)
@@ -98,24 +86,6 @@ def test_committed_rows_are_of_the_recipe_and_of_200_quantiles():
     ]
     found = [m.samples for model in models for m in of_kind(model, ProxyNorm)]
     assert len(found) > 100 and set(found) == {200}
-
-
-def test_a_run_and_the_same_again():
-    config = proxy.scales["smoke"]["GN+PN and transform, regularized"] | {
-        "train": {"epochs": 1, "batch": 32, "steps": 3, "label_smoothing": 0.1}
-    }
-    first, again = (module.run(config, seed=1) for _ in range(2))
-    for epoch in (*first["history"], *again["history"]):
-        del epoch["seconds"]
-    assert first["history"] == again["history"]
-    assert first["test_right"] == again["test_right"]
-    assert set(proxy.columns) <= set(first["metrics"])
-
-
-def test_rows_are_written(tmp_path):
-    results.run_recipe(proxy, "smoke", seeds=1, out=tmp_path, arms=["LN+PN"])
-    (row,) = results.rows(proxy, "smoke", tmp_path)
-    assert 0 <= row["metrics"]["collapse_after"] < 0.5
 
 
 def test_collapse_is_one_for_constants():

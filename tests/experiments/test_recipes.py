@@ -13,11 +13,17 @@ import torch
 
 from normalnorm.experiments import data, results, tables
 from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.recipes import first, given_noise, proxy
+from normalnorm.experiments.recipes import (
+    first,
+    given_noise,
+    language,
+    one_factor,
+    proxy,
+    unique,
+)
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
-from normalnorm.experiments.statistics import factorial
-from tests.peers import installed
+from normalnorm.experiments.statistics import contrast
 
 ROOT = Path(__file__).resolve().parents[2]
 SCALES = [
@@ -25,17 +31,6 @@ SCALES = [
     for scale in first_experiment.scales
     for arm in first_experiment.scales[scale]
 ]
-
-
-def test_committed_rows_are_runs_of_the_recipe():
-    "Every arm ten times, each row with the configuration that the recipe has."
-    rows = list(
-        results.scan("first-experiment", "book", ROOT / "results").rows.values()
-    )
-    book = first_experiment.scales["book"]
-    assert len(rows) == 10 * len(book) == 80
-    for row in rows:
-        assert row["config"] == json.loads(json.dumps(book[row["arm"]]))
 
 
 COMMITTED = sorted(
@@ -52,66 +47,6 @@ def test_all_runs_of_a_committed_recipe_are_there(name):
     found = results.scan(results.find(name), "book", ROOT / "results")
     assert found.problems == []
     assert {job.path for job in jobs} == set(found.rows)
-
-
-def test_two_switches_of_the_committed_rows():
-    """Main effects and interaction of the residual network after the last
-    epoch, against the analysis of variance of statsmodels; and in digits.
-    """
-    anova = installed("statsmodels.stats.anova").AnovaRM
-    import pandas  # comes with statsmodels
-
-    names = [
-        "ResNet BN",
-        "ResNet BNN without noise",
-        "ResNet BN with noise",
-        "ResNet BNN",
-    ]
-    rows = sorted(
-        (
-            row
-            for row in results.rows(first_experiment, "book", ROOT / "results")
-            if row["arm"] in names
-        ),
-        key=lambda row: row["seed"],
-    )
-    found = factorial(
-        *(
-            [row["metrics"]["test_last"] for row in rows if row["arm"] == name]
-            for name in names
-        )
-    )
-    table = (
-        anova(
-            pandas.DataFrame(
-                [
-                    {
-                        "seed": row["seed"],
-                        "transform": names.index(row["arm"]) % 2,
-                        "noise": names.index(row["arm"]) // 2,
-                        "accuracy": row["metrics"]["test_last"],
-                    }
-                    for row in rows
-                ]
-            ),
-            "accuracy",
-            "seed",
-            within=["transform", "noise"],
-        )
-        .fit()
-        .anova_table
-    )
-    for name, test in zip(("transform", "noise", "transform:noise"), found):
-        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-6)
-    assert [
-        f"{test.summary.mean:+.2f} [{test.summary.low:+.2f}, "
-        f"{test.summary.high:+.2f}]"
-        for test in found
-    ] == [
-        "+0.19 [-0.01, +0.39]",
-        "+0.16 [-0.04, +0.36]",
-        "+0.24 [+0.05, +0.43]",
-    ]
 
 
 def test_the_caption_says_what_was_tuned():
@@ -133,56 +68,6 @@ def test_each_arm_builds_for_its_data(scale, arm):
     with torch.no_grad():
         assert model(torch.randn(2, *shape)).shape == (2, 10)
     assert Settings(**config["train"]).epochs == config["train"]["epochs"]
-
-
-def test_arms_differ_by_transform_and_noise_only():
-    "Four of a model: without either, with one, with both; noise as published."
-    for arms in first_experiment.scales.values():
-        for model, plain, full, noise in (
-            ("ResNet", "BN", "BNN", 0.4),
-            ("ViT", "LN", "LNN", 1.0),
-        ):
-            wanted = {
-                plain: (False, 0.0),
-                full: (True, noise),
-                f"{full} without noise": (True, 0.0),
-                f"{plain} with noise": (False, noise),
-            }
-            kept = []
-            for name, (transform, xi) in wanted.items():
-                config = dict(arms[f"{model} {name}"])
-                norm = config.pop("norm")
-                assert (norm["transform"], norm["noise"]) == (transform, xi)
-                kept.append(config)
-            assert all(config == kept[0] for config in kept)
-        assert len(arms) == 8
-
-
-def test_the_paper_scale_is_what_the_authors_published():
-    arms = first_experiment.scales["paper"]
-    steps = {"schedule": "steps", "milestones": [60, 120, 180], "epochs": 200}
-    residual, vit = arms["ResNet BNN"], arms["ViT LNN"]
-    assert (residual["model"], residual["data"]) == (
-        "cifar_resnet18",
-        "cifar10",
-    )
-    assert residual["train"] == {
-        **steps,
-        "batch": 128,
-        "lr": 0.1,
-        "weight_decay": 5e-4,
-    }
-    assert (vit["model"], vit["data"]) == ("vit", "svhn")
-    assert vit["train"] == {
-        **steps,
-        "batch": 32,
-        "optimizer": "adamw",
-        "lr": 1e-3,
-        "weight_decay": 0.05,
-    }
-    assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
-    assert Settings(**residual["train"]).optimizer == "sgd"
-    assert residual["images"] is None and vit["images"] is None
 
 
 def test_the_smoke_scale_takes_seconds():
@@ -212,10 +97,10 @@ def test_every_recipe_states_what_it_is_for(recipe):
     assert str(recipe.comparisons) in text and "missing" not in text
     # made for a contrast, or exploratory
     assert bool(recipe.primary) != bool(recipe.exploratory)
-    for contrast, count, difference in recipe.detectable("book"):
+    for primary, count, difference in recipe.detectable("book"):
         assert count == len(recipe.seeds_at("book"))
         assert f"{difference:.2g} in" in text
-        assert recipe.deviation[contrast.metric].source in text
+        assert recipe.deviation[primary.metric].source in text
 
 
 def test_recipes_that_leave_something_open_are_refused():
@@ -289,7 +174,7 @@ def test_what_is_said_of_the_pilot_rows_is_in_them():
         if row["arm"].startswith("ResNet")
     ]
     spreads = [
-        torch.tensor(tables.differences(rows, *pair, "test_last")).var()
+        torch.tensor(contrast(rows, pair, "test_last")).var()
         for pair in given_noise.given_noise.compare
     ]
     assert len(spreads) == 5
@@ -316,40 +201,52 @@ def test_pilot_seeds_are_none_of_the_experiment(recipe, count):
     contrast, or of a single seed the difference.
     """
     rows = results.rows(recipe, "book", ROOT / "results" / "pilot")
-    (contrast,) = recipe.primary
-    d = torch.tensor(tables.differences(rows, *contrast))
+    (primary,) = recipe.primary
+    d = torch.tensor(contrast(rows, primary[:2], primary.metric))
     assert {row["seed"] for row in rows} == set(range(100, 100 + count))
     assert len(d) == count and len(rows) == 2 * count
     said = f"{d.std().item():.2f}" if count > 1 else f"{d.item():.1f}"
-    assert said in recipe.deviation[contrast.metric].source
+    assert said in recipe.deviation[primary.metric].source
     assert not {row["seed"] for row in rows} & set(recipe.seeds_at("book"))
 
 
 # ---- the first experiment made anew ----
 
 
-@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe", [r for r in RECIPES if r.switches], ids=lambda r: r.name
+)
 def test_four_arms_differ_by_the_two_switches_only(recipe):
+    "Without either, with one, with both; noise as published."
+    for arms in recipe.scales.values():
+        pairs = [pair.arms for pair in recipe.switches]
+        assert sorted(arms) == sorted(arm for four in pairs for arm in four)
+        for four in pairs:
+            configs = [dict(arms[arm]) for arm in four]
+            norms = [config.pop("norm") for config in configs]
+            layer = "LNN" in four[3]
+            xi, kind = (1.0, "layer") if layer else (0.4, "batch")
+            assert [tuple(norm.values()) for norm in norms] == [
+                (kind, *switches)
+                for switches in (
+                    (False, 0.0),
+                    (True, 0.0),
+                    (False, xi),
+                    (True, xi),
+                )
+            ]
+            assert all(config == configs[0] for config in configs)
+
+
+@pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)
+def test_fresh_seeds_draw_their_images_for_one_contrast(recipe):
     assert {other.name for other in GIVEN_NOISE} == {
         f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")
     }
     for arms in recipe.scales.values():
-        assert set(arms) == set(given_noise.ARMS)
-        kept = []
-        for arm, switches in zip(
-            given_noise.ARMS,
-            ((False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)),
-        ):
-            config = dict(arms[arm])
-            norm = config.pop("norm")
-            assert norm == {
-                "kind": "batch",
-                "transform": switches[0],
-                "noise": switches[1],
-            }
-            kept.append(config)
-        assert all(config == kept[0] for config in kept) and kept[0]["draw"]
-        assert Settings(**kept[0]["train"]).validate_every == 1
+        config = arms["BNN"]
+        assert config["draw"]
+        assert Settings(**config["train"]).validate_every == 1
     assert not set(recipe.seeds_at("book")) & set(
         first_experiment.seeds_at("book")
     )
@@ -388,7 +285,7 @@ def test_a_run_records_what_the_chapter_will_ask(tmp_path):
     )
     metrics, config = row["metrics"], row["config"]
     assert set(recipe.columns) <= set(metrics)
-    right = first.unpack_bits(row["test_right"])
+    right = results.unpack_bits(row["test_right"])
     assert len(right) == data.info("digits").sizes["test"]
     assert 100 * right.double().mean().item() == pytest.approx(
         metrics["test_last"], abs=1e-4
@@ -443,19 +340,34 @@ def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
     assert "draw" not in config and row["drawn_hash"] == data.data_hash(
         "digits", first=config["images"], draw=3
     )
-    jobs = {
-        job.hash
-        for job in results.plan("proxy-norm", "book", out=ROOT / "results")
-    }
-    rows = results.rows("proxy-norm", "book", ROOT / "results")
-    assert jobs == {row["hash"] for row in rows} and len(jobs) == 120
 
 
 def test_bits_are_packed_and_unpacked():
     for count in (0, 1, 7, 8, 9, 5000):
         right = torch.rand(count) < 0.8
-        packed = json.loads(json.dumps(first.pack_bits(right)))
-        assert torch.equal(first.unpack_bits(packed), right)
+        packed = json.loads(json.dumps(results.pack_bits(right)))
+        assert torch.equal(results.unpack_bits(packed), right)
+
+
+@pytest.mark.parametrize(
+    "recipe, arm",
+    [
+        (proxy.proxy, "GN+PN and transform, regularized"),
+        (unique.unique_depths, "PreLayerNorm, 10"),
+        (language.language_recurrent, "LNN"),
+        *((recipe, "BN") for recipe in one_factor.SWEEPS),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_row_and_the_same_again(recipe, arm, tmp_path):
+    results.run_recipe(recipe, "smoke", 1, tmp_path, "cpu", arms=[arm])
+    row, *_ = results.rows(recipe, "smoke", tmp_path, every=True)
+    again = json.loads(json.dumps(recipe.run(row["config"], 0)))
+    for found in (row, again):
+        for numbers in (found["metrics"], *found.get("history", ())):
+            numbers.pop("seconds", None)
+    assert {key: row[key] for key in again} == again
+    assert set(recipe.columns) <= set(row["metrics"])
 
 
 @pytest.mark.parametrize("recipe", GIVEN_NOISE, ids=lambda r: r.name)

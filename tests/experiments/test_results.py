@@ -28,6 +28,7 @@ from normalnorm.experiments.results import (
     ResultsError,
     UnknownName,
 )
+from normalnorm.experiments.statistics import contrast
 from normalnorm.experiments.train import seeded, train
 from tests.peers import installed
 
@@ -162,10 +163,12 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
         and "c − a" not in text
     )
     rows = results.rows(recipe, "smoke", tmp_path)
+    asked = tables.effects(recipe, "smoke", tmp_path)
     assert (
-        tables.differences(rows, "a", "b", "score")
+        asked.values(("a", "b"), "score").tolist()
         == d.tolist()
-        == [-v for v in tables.differences(rows, "b", "a", "score")]
+        == [-v for v in asked.values(("b", "a"), "score")]
+        == contrast(rows, {"b": 1, "a": -1}, "score").tolist()
     )
 
 
@@ -1381,9 +1384,6 @@ def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
     for module in (results, tables):
         monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
     results.run_recipe(recipe, "smoke", out=tmp_path / "one")
-    assert tables.differences(
-        results.rows(recipe, "smoke", tmp_path / "one"), "a", "b", "score"
-    ) == [1.0, 0.5, 1.5, 4.0]
     text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
     d = np.subtract(KNOWN["b"], KNOWN["a"])
     assert (
@@ -2369,21 +2369,6 @@ def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
         == row["gaussianity"]["after"].keys()
         and "stem_norm" in row["gaussianity"]["after"]
     )
-
-
-@pytest.mark.book
-def test_committed_rows_belong_to_the_present_recipe():
-    recipe = results.recipes()["first-experiment"]
-    files = results.packed(ROOT / "results" / recipe.name / "book")
-    found = results.rows(recipe, "book", ROOT / "results")
-    assert files and len(found) == len(files)
-    for arm in recipe.scales["book"]:
-        assert sum(row["arm"] == arm for row in found) >= 3, arm
-    for row in found:
-        assert (
-            row["data_hash"] == data.data_hash("fashion")
-            and row["history"][-1]["epoch"] == row["config"]["train"]["epochs"]
-        )
 
 
 def test_leftovers_of_a_process_that_died_after_its_row(tmp_path):

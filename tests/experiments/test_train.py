@@ -33,9 +33,8 @@ from normalnorm.experiments.statistics import (
     crossed_interval,
     detectable,
     detection_power,
-    equivalence_test,
-    factorial,
     holm,
+    p_equivalent,
     paired_test,
     satterthwaite,
     seeds_needed,
@@ -43,6 +42,7 @@ from normalnorm.experiments.statistics import (
     summarize,
     variance_components,
     verdict,
+    verdicts,
 )
 from normalnorm.experiments.train import (
     Bar,
@@ -1939,77 +1939,19 @@ def test_power_against_published_values():
         seeds_needed(0.0)
 
 
-def test_paired_test_against_scipy():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 9))
-    test = paired_test(a, b)
-    assert test.p == pytest.approx(
-        scipy.stats.ttest_rel(b, a).pvalue
-    ) and test.spread == pytest.approx((b - a).std(ddof=1))
-    assert test.p_signs == pytest.approx(
-        scipy.stats.permutation_test(
-            (b - a,), np.mean, permutation_type="samples", n_resamples=np.inf
-        ).pvalue
-    )
+def test_paired_test_at_its_edges():
+    "Against scipy it is held in its chapter."
     assert paired_test([1.0, 1.0], [2.0, 2.0])[1:3] == (
         0.0,
         0.5,
     ) and paired_test([1.0, 1.0], [1.0, 1.0])[1:3] == (1.0, 1.0)
     assert math.isnan(paired_test([1.0], [2.0]).p_signs)
-    many = rng.normal(1, 1, size=20)
+    many = np.random.default_rng(0).normal(1, 1, size=20)
     assert paired_test(np.zeros(20), many).p_signs < 0.01 and paired_test(
         np.zeros(20), many
     ) == paired_test(np.zeros(20), many)
     with pytest.raises(ValueError, match="given 2 and 3"):
         paired_test([1.0, 2.0], [1.0, 2.0, 3.0])
-
-
-def test_factorial_against_statsmodels():
-    """The analysis of variance with both switches within each seed: its F is
-    the square of t, and its p is that of the paired test.
-    """
-    anova = installed("statsmodels.stats.anova").AnovaRM
-    import pandas  # comes with statsmodels
-
-    rng = np.random.default_rng(1)
-    arms = (
-        rng.normal(size=(4, 9))
-        + rng.normal(size=9)
-        + np.array([[0.0], [0.3], [1.0], [2.0]])
-    )
-    found = factorial(*arms)
-    table = (
-        anova(
-            pandas.DataFrame(
-                [
-                    {
-                        "seed": seed,
-                        "first": arm % 2,
-                        "second": arm // 2,
-                        "accuracy": arms[arm, seed],
-                    }
-                    for arm in range(4)
-                    for seed in range(9)
-                ]
-            ),
-            "accuracy",
-            "seed",
-            within=["first", "second"],
-        )
-        .fit()
-        .anova_table
-    )
-    for name, test in zip(("first", "second", "first:second"), found):
-        assert test.p == pytest.approx(table.loc[name, "Pr > F"], rel=1e-9)
-        assert (test.summary.mean / test.summary.se) ** 2 == pytest.approx(
-            table.loc[name, "F Value"], rel=1e-9
-        )
-    o, a, b, c = arms.mean(1)
-    assert [test.summary.mean for test in found] == pytest.approx(
-        [(a - o + c - b) / 2, (b - o + c - a) / 2, c - b - a + o]
-    )
-    with pytest.raises(ValueError, match="given 1, 1, 1 and 2"):
-        factorial([1.0], [1.0], [1.0], [1.0, 2.0])
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.3, 1.0, 4.0])
@@ -2023,26 +1965,24 @@ def test_equivalence_against_statsmodels(bound):
         for shift in (-0.4, 0.0, 0.25, 2.0):
             a = rng.normal(size=n)
             b = a + shift + 0.5 * rng.normal(size=n)
-            found = equivalence_test(a, b, bound)
-            assert found.p == pytest.approx(
-                ttost(b, a, -bound, bound)[0], rel=1e-9
-            )
+            p = p_equivalent(summarize(b - a), bound)
+            assert p == pytest.approx(ttost(b, a, -bound, bound)[0], rel=1e-9)
+            ninety = summarize(b - a, 0.9)
+            assert p_equivalent(ninety, bound) == p
             low, high = scipy.stats.ttest_rel(b, a).confidence_interval(0.9)
-            assert (found.low, found.high) == pytest.approx((low, high))
-            assert (found.p < 0.05) == (-bound < low and high < bound)
+            assert (ninety.low, ninety.high) == pytest.approx((low, high))
+            assert (p < 0.05) == (-bound < low and high < bound)
 
 
 def test_equivalence_at_its_edges():
-    assert equivalence_test([1.0, 2.0], [1.0, 2.0], 0.1).p == 0
+    assert p_equivalent(summarize([0.0, 0.0]), 0.1) == 0
     # all differences are 0.5
-    assert equivalence_test([1.0, 2.0], [1.5, 2.5], 0.4).p == 1
-    assert equivalence_test([1.0, 2.0], [1.5, 2.5], 0.6).p == 0
-    assert all(math.isnan(v) for v in equivalence_test([1.0], [2.0], 1.0))
+    assert p_equivalent(summarize([0.5, 0.5]), 0.4) == 1
+    assert p_equivalent(summarize([0.5, 0.5]), 0.6) == 0
+    assert math.isnan(p_equivalent(summarize([1.0]), 1.0))
     for bound in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="would count as none, above 0"):
-            equivalence_test([1.0, 2.0], [1.0, 2.0], bound)
-    with pytest.raises(ValueError, match="given 1 and 2"):
-        equivalence_test([1.0], [1.0, 2.0], 1.0)
+            p_equivalent(summarize([0.0, 0.0]), bound)
 
 
 def crossed_table(components, seed, shape=(6, 9)):
@@ -2184,6 +2124,27 @@ def test_holm_against_statsmodels():
 def test_words_of_a_verdict(mean, p, bound, lower, word):
     found = satterthwaite(mean, [0.01], [9])
     assert verdict(found, bound, p, lower) == word
+
+
+def test_verdicts_are_corrected_together_but_for_one_that_stands_alone():
+    found = {
+        name: satterthwaite(mean, [0.01], [9])
+        for name, mean in (("a", 0.25), ("b", 0.3), ("c", 0.05))
+    }
+    p = dict(zip(found, holm([of.p for of in found.values()])))
+    every = verdicts(found, {"c": 0.5})
+    assert {name: of.p for name, of in every.items()} == p
+    assert [of.word for of in every.values()] == [
+        "open",
+        "better",
+        "no difference beyond ±0.5",
+    ]
+    apart = verdicts(found, {}, lower=True, alone="a")
+    assert [of.p for of in apart.values()] == [
+        found["a"].p,
+        *holm([found["b"].p, found["c"].p]),
+    ]
+    assert [of.word for of in apart.values()] == ["worse", "worse", "open"]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ says, and each paper scale takes two steps on a folder of its data's schema.
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
+from test_real_folders import COUNT, as_downloaded, made
 from torch import nn
 
-from normalnorm.experiments import data, hub, models, results
+from normalnorm.experiments import data, hub, models
 from normalnorm.experiments.recipes import language, unique
 from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
@@ -159,51 +159,15 @@ def test_a_run_that_diverges_is_a_guess():
     assert found["metrics"]["test_last"] == 10 and "not finite" in found["why"]
 
 
-def test_rows_are_written(tmp_path):
-    for recipe, arm in (
-        (unique.unique_depths, "PreLayerNorm, 10"),
-        (language.language_recurrent, "LNN"),
-    ):
-        results.run_recipe(recipe, "smoke", seeds=1, out=tmp_path, arms=[arm])
-        assert results.rows(recipe, "smoke", tmp_path)
-
-
 # ---- two steps at paper scale ----
 
 
-def images(folder, name, count=60):
-    "Parquet files as the hub has them."
+def images(folder, name):
+    "A folder as the hub has it; returns the entry, of so many examples."
     entry = hub.ENTRIES[name]
-    inside = folder / name / (entry.config or "data")
-    inside.mkdir(parents=True)
-    side, random = entry.side or 48, np.random.default_rng(0)
-    from PIL import Image
-
-    features = datasets.Features(
-        {
-            entry.image: datasets.Image(),
-            entry.label: datasets.ClassLabel(num_classes=len(entry.classes)),
-        }
-    )
-    for source in entry.examples:
-        datasets.Dataset.from_dict(
-            {
-                entry.image: [
-                    Image.fromarray(
-                        random.integers(0, 256, (side, side, 3), dtype=np.uint8)
-                    )
-                    for _ in range(count)
-                ],
-                entry.label: [i * 7 % len(entry.classes) for i in range(count)],
-            },
-            features=features,
-        ).to_parquet(inside / f"{source}-00000-of-00001.parquet")
-    return (
-        dataclasses.replace(
-            entry, examples=dict.fromkeys(entry.examples, count)
-        )
-        if dataclasses.is_dataclass(entry)
-        else entry._replace(examples=dict.fromkeys(entry.examples, count))
+    as_downloaded(made(name), folder / name, entry.config or "data")
+    return dataclasses.replace(
+        entry, examples=dict.fromkeys(entry.examples, COUNT)
     )
 
 
@@ -236,7 +200,7 @@ def test_two_steps_on_a_folder_of_images(recipe, arm, tmp_path, monkeypatch):
         },
         seed=0,
     )
-    assert len(found["history"]) == 1 and found["test_right"]["count"] == 60
+    assert len(found["history"]) == 1 and found["test_right"]["count"] == COUNT
     assert ("train_penalty" in found["history"][0]) == ("RegNorm" in arm)
 
 

@@ -12,9 +12,6 @@ __all__ = [
     "make_norm",
     "initial_model",
     "gaussianity",
-    "pack_bits",
-    "unpack_bits",
-    "points_by_image",
     "gamma",
     "instruments",
     "run",
@@ -23,11 +20,8 @@ __all__ = [
 ]
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #d771d0f0
-import base64
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,10 +30,16 @@ from ...analysis.gaussianity import normalizers, pre_affine, qq_r2
 from ...analysis.robustness import robust_accuracy
 from .. import models
 from ..augmentation import augmentation
-from ..data import SPLITS, info, load
+from ..data import info, splits
 from ..models import Norm
 from ..optimization import Settings
-from ..results import Published, Recipe, Switches
+from normalnorm.experiments.results import (
+    Published,
+    Recipe,
+    Switches,
+    of_training,
+    pack_bits,
+)
 from ..train import one_thread, seeded, train
 from ...layers.families import named
 
@@ -144,50 +144,6 @@ def gaussianity(
     return found
 
 
-def pack_bits(right: Tensor) -> dict[str, Any]:
-    """One bit an example, as text. Returns "count" and, in base 64, "bits".
-
-    `right`: bool of shape (examples,).
-
-    Example:
-
-        >>> pack_bits(torch.tensor([True, False, True]))
-        {'count': 3, 'bits': 'oA=='}
-    """
-    return {
-        "count": len(right),
-        "bits": base64.b64encode(
-            np.packbits(right.cpu().numpy()).tobytes()
-        ).decode(),
-    }
-
-
-def unpack_bits(packed: dict[str, Any]) -> Tensor:
-    """What `pack_bits` packed, returned as a bool tensor of shape (count,).
-
-    Example:
-
-        >>> unpack_bits({"count": 3, "bits": "oA=="})
-        tensor([ True, False,  True])
-    """
-    bits = np.frombuffer(base64.b64decode(packed["bits"]), dtype=np.uint8)
-    return torch.from_numpy(
-        np.unpackbits(bits, count=packed["count"]).astype(bool)
-    )
-
-
-def points_by_image(row: dict[str, Any]) -> np.ndarray:
-    """100 for each test image that the run of a row got right, else 0, so that
-    their mean is its accuracy in percent; returns (images,).
-
-    Example:
-
-        >>> points_by_image({"test_right": {"count": 3, "bits": "oA=="}})
-        array([100.,   0., 100.])
-    """
-    return 100.0 * unpack_bits(row["test_right"]).numpy()
-
-
 def gamma(model: nn.Module) -> dict[str, dict[str, float]]:
     """The weights γ of each normalizer of `model` that has them: mean, least
     and largest |γ|.
@@ -270,14 +226,6 @@ def instruments(
     }
 
 
-@lru_cache(maxsize=6)
-def _loaded(
-    name: str, split: str, images: int | None, draw: int | None
-) -> tuple[Tensor, Tensor]:
-    "A split, kept for the next arm: some sets are made when they are loaded."
-    return load(name, split, images, draw=draw)
-
-
 def run(
     config: dict[str, Any],
     seed: int,
@@ -312,89 +260,61 @@ def run(
         >>> found["threads"], len(found["history"])
         (1, 1)
     """
+    measured = dict(config.get("measure", {}))
+    few = measured.pop("images", None)
     with one_thread(device):
-        return _run(config, seed, device, checkpoint, progress) | {
-            "threads": torch.get_num_threads()
-        }
-
-
-def _run(
-    config: dict[str, Any], seed: int, device: str, checkpoint, progress
-) -> dict[str, Any]:
-    data = {
-        split: _loaded(config["data"], split, None, None)
-        for split in SPLITS[1:]
-    }
-    data["train"] = _loaded(
-        config["data"],
-        "train",
-        config["images"],
-        seed if config.get("draw") else None,
-    )
-    measured = config.get("measure", {})
-    model = initial_model(config, seed).to(device)
-    probe = data["validation"][0][: measured.get("images")].to(device)
-    points = 21 if measured else 41
-    before = gaussianity(model, probe)
-    outcome = train(
-        model,
-        data,
-        Settings(**config["train"]),
-        seed,
-        device,
-        checkpoint,
-        progress,
-        augment=augmentation(config["augmentation"], info(config["data"]))
-        if config.get("augmentation")
-        else None,
-    )
-    after = gaussianity(model, probe, points=points)
-    mean = {
-        when: sum(layer["r2"] for layer in layers.values()) / len(layers)
-        for when, layers in (("before", before), ("after", after))
-    }
-    metrics = {
-        "test_last": 100 * outcome["last"]["test_accuracy"],
-        "loss_last": outcome["last"]["test_loss"],
-        "validation_last": 100 * outcome["last"]["validation_accuracy"],
-        "validation_loss_last": outcome["last"]["validation_loss"],
-        "train_last": 100 * outcome["train_accuracy"],
-        "r2_before": mean["before"],
-        "r2_after": mean["after"],
-        "seconds": outcome["seconds"],
-    }
-    if "chosen" in outcome:  # none with validate_every=0
-        metrics |= {
-            "test_chosen": 100 * outcome["chosen"]["test_accuracy"],
-            "loss_chosen": outcome["chosen"]["test_loss"],
-            "chosen_epoch": outcome["chosen"]["epoch"],
-        }
-    history = [
-        {key: round(value, 5) for key, value in epoch.items()}
-        for epoch in outcome["history"]
-    ]
-    found = {
-        "metrics": {key: round(value, 5) for key, value in metrics.items()},
-        "history": history,
-        "test_right": pack_bits(outcome["test_right"]),
-        "gaussianity": {
-            "before": {name: layer["r2"] for name, layer in before.items()},
-            "after": after,
-        },
-    }
-    if measured:
-        images, labels = (
-            part[: measured["images"]].to(device) for part in data["test"]
-        )
-        found |= instruments(
-            model,
-            images,
-            labels,
+        data = splits(
             config["data"],
-            **{
-                key: value for key, value in measured.items() if key != "images"
-            },
+            train=config["images"],
+            draw=seed if config.get("draw") else None,
         )
+        model = initial_model(config, seed).to(device)
+        probe = data["validation"][0][:few].to(device)
+        before = gaussianity(model, probe)
+        outcome = train(
+            model,
+            data,
+            Settings(**config["train"]),
+            seed,
+            device,
+            checkpoint,
+            progress,
+            augment=augmentation(
+                config.get("augmentation", []), info(config["data"])
+            ),
+        )
+        after = gaussianity(model, probe, points=21 if measured else 41)
+        found = of_training(
+            outcome,
+            (
+                "test_last",
+                "loss_last",
+                "validation_last",
+                "validation_loss_last",
+                "train_last",
+                "r2_before",
+                "r2_after",
+                "seconds",
+                "test_chosen",
+                "loss_chosen",
+                "chosen_epoch",
+            ),
+            **{
+                f"r2_{when}": sum(layer["r2"] for layer in layers.values())
+                / len(layers)
+                for when, layers in (("before", before), ("after", after))
+            },
+        ) | {
+            "test_right": pack_bits(outcome["test_right"]),
+            "gaussianity": {
+                "before": {name: layer["r2"] for name, layer in before.items()},
+                "after": after,
+            },
+            "threads": torch.get_num_threads(),
+        }
+        if measured:
+            test = (part[:few].to(device) for part in data["test"])
+            found |= instruments(model, *test, config["data"], **measured)
     return found
 
 

@@ -15,28 +15,18 @@ __all__ = [
     "SETTINGS",
     "REPAIRED",
     "EFFECTS",
-    "book_rows",
-    "Judged",
+    "book_effects",
     "judged",
     "under_repair",
 ]
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #52000006
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from .. import results
-from .first import four_arms, points_by_image, run
+from .first import four_arms, run
 from ..results import Contrast, Deviation, Recipe, Switches
-from normalnorm.experiments.statistics import (
-    Estimate,
-    Summary,
-    contrast,
-    crossed_interval,
-    holm,
-    summarize,
-    verdict,
-)
+from ..statistics import Judged, factorial, verdicts
+from ..tables import Effects, effects
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #51000102
 ARMS = ("BN", "BNN without noise", "BN with noise", "BNN")
@@ -189,120 +179,69 @@ SETTINGS = {
     "glyphs": given_noise_glyphs,
 }
 REPAIRED = "glyphs"
-# arm → weight: pairs of arms, and the switches
-EFFECTS: dict[str, dict[str, float]] = {
-    "transform given the noise": {"BNN": 1, "BN with noise": -1},
-    "noise alone": {"BN with noise": 1, "BN": -1},
-    "whole layer": {"BNN": 1, "BN": -1},
-    "transform alone": {"BNN without noise": 1, "BN": -1},
-    "noise given the transform": {"BNN": 1, "BNN without noise": -1},
-    "noise": {
-        "BNN": 0.5,
-        "BN with noise": 0.5,
-        "BNN without noise": -0.5,
-        "BN": -0.5,
-    },
-    "transform": {
-        "BNN": 0.5,
-        "BNN without noise": 0.5,
-        "BN with noise": -0.5,
-        "BN": -0.5,
-    },
-    "interaction": {
-        "BNN": 1,
-        "BN with noise": -1,
-        "BNN without noise": -1,
-        "BN": 1,
-    },
+# pairs of arms, the second minus the first, and the switches
+EFFECTS: dict[str, Any] = {
+    "transform given the noise": ("BN with noise", "BNN"),
+    "noise alone": ("BN", "BN with noise"),
+    "whole layer": ("BN", "BNN"),
+    "transform alone": ("BN", "BNN without noise"),
+    "noise given the transform": ("BNN without noise", "BNN"),
+    "noise": factorial(*ARMS)["second"],
+    "transform": factorial(*ARMS)["first"],
+    "interaction": factorial(*ARMS)["interaction"],
 }
 
 
-def book_rows(out: Path | str | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the three settings at scale book.
-
-    `out`: the folder of results, by default those of the book.
+def book_effects() -> dict[str, Effects]:
+    """The rows of the three settings at scale book, to be asked for `EFFECTS`.
 
     Example:
 
-        >>> {name: len(found) for name, found in book_rows().items()}
+        >>> {name: len(found.rows) for name, found in book_effects().items()}
         {'2000 images': 96, '500 images': 48, 'glyphs': 48}
     """
-    return {
-        name: results.rows(recipe, "book", out or results.book_results())
-        for name, recipe in SETTINGS.items()
-    }
-
-
-class Judged(NamedTuple):
-    """An effect in a setting: `found`, the estimate; `p`, corrected for the
-    settings; `word`, by `verdict`.
-
-    Example:
-
-        >>> judged(book_rows(), "noise alone")["2000 images"].word
-        'better'
-    """
-
-    found: Estimate | Summary
-    p: float
-    word: str
+    return {name: effects(recipe) for name, recipe in SETTINGS.items()}
 
 
 def judged(
-    found: dict[str, list[dict[str, Any]]],
-    effect: str,
-    measure: str = "test_last",
+    found: dict[str, Effects], effect: str, measure: str = "test_last"
 ) -> dict[str, Judged]:
     """An effect in each of the three settings, whose p values are corrected
     together. Glyphs, whose networks with noise have not fitted their training
     images, have no verdict.
 
-    `found`: as `book_rows` returns; `effect`: of `EFFECTS`; `measure`: of which
-    "test_last" counts the draw of test images, and the others that of seeds
-    only.
+    `found`: as `book_effects` returns; `effect`: of `EFFECTS`; `measure`: of
+    which "test_last" counts the draw of test images, and the others that of
+    seeds only.
 
     Example:
 
-        >>> of = judged(book_rows(), "transform given the noise")
+        >>> of = judged(book_effects(), "transform given the noise")
         >>> of["2000 images"].found.mean > 0.1, of["glyphs"].word
         (True, 'under repair')
     """
-    of = {
-        name: crossed_interval(contrast(some, EFFECTS[effect], points_by_image))
-        if measure == "test_last"
-        else summarize(contrast(some, EFFECTS[effect], measure).tolist())
-        for name, some in found.items()
-    }
-    p = holm([e.p for e in of.values()])
-    return {
-        name: Judged(
-            e,
-            q,
-            "under repair"
-            if name == REPAIRED
-            else verdict(
-                e,
-                SETTINGS[name].negligible[measure],
-                q,
-                lower=measure.startswith("loss"),
-            ),
-        )
-        for (name, e), q in zip(of.items(), p)
-    }
+    of = verdicts(
+        {
+            name: some.estimate(EFFECTS[effect], measure)
+            for name, some in found.items()
+        },
+        {name: recipe.negligible[measure] for name, recipe in SETTINGS.items()},
+        lower=measure.startswith("loss"),
+    )
+    return of | {REPAIRED: of[REPAIRED]._replace(word="under repair")}
 
 
-def under_repair(found: dict[str, list[dict[str, Any]]]) -> str:
+def under_repair() -> str:
     """What to say wherever the rows of the glyphs are shown.
-
-    `found`: as `book_rows` returns.
 
     Example:
 
-        >>> under_repair(book_rows())[:15]
+        >>> under_repair()[:15]
         '**Under repair:'
     """
+    found = effects(given_noise_glyphs)
     fitted = {
-        arm: contrast(found[REPAIRED], {arm: 1}, "train_last").mean()
+        arm: found(arm, "train_last").mean
         for arm in ("BN", "BN with noise", "BNN")
     }
     epochs = given_noise_glyphs.scales["book"]["BN"]["train"]["epochs"]

@@ -9,14 +9,13 @@ residual network: how far apart they are, and the program that trains them.
 __all__ = ["PENALTIES", "glyphs_hardness", "ridge", "run"]
 
 # %% ../../../nbs/764_experiments.recipes.hardness.ipynb #76400005
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import models
-from ..data import SPLITS, load
+from ..data import SPLITS, splits
 from ..optimization import Settings
 from ..results import Recipe
 from ..train import one_thread, seeded, train
@@ -66,12 +65,6 @@ def ridge(
 
 
 # %% ../../../nbs/764_experiments.recipes.hardness.ipynb #76400007
-@lru_cache(maxsize=3)
-def _loaded(split: str, first: int | None, draw: int | None):
-    "A split, kept for the next arm: the images are made when they are loaded."
-    return load("glyphs", split, first, draw=draw)
-
-
 def run(
     config: dict[str, Any],
     seed: int,
@@ -95,18 +88,10 @@ def run(
         307200
     """
     data = {
-        split: tuple(
-            part.to(device)
-            for part in _loaded(
-                split,
-                *(
-                    (config["images"], seed)
-                    if split == "train"
-                    else (None, None)
-                ),
-            )
-        )
-        for split in SPLITS
+        split: tuple(part.to(device) for part in parts)
+        for split, parts in splits(
+            config["data"], train=config["images"], draw=seed
+        ).items()
     }
     with one_thread(device):
         if config["model"] == "ridge":

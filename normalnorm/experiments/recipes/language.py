@@ -30,6 +30,7 @@ from normalnorm.experiments.results import (
     Deviation,
     Published,
     Recipe,
+    of_training,
 )
 from ..train import one_thread, seeded, train
 from ...layers.normality import LayerNormalNorm
@@ -128,23 +129,20 @@ def run(
             progress,
         )
     last = outcome["last"]
-    metrics = {
-        "loss_last": last["test_loss"],
-        "perplexity": math.exp(last["test_loss"]),
-        "test_last": 100 * last["test_accuracy"],
-        "validation_loss_last": last["validation_loss"],
-        "score": -last["validation_loss"],
-        "train_loss": outcome["history"][-1]["train_loss"],
-        "seconds": outcome["seconds"],
-    }
-    return {
-        "metrics": {name: round(v, 5) for name, v in metrics.items()},
-        "history": [
-            {name: round(v, 5) for name, v in epoch.items()}
-            for epoch in outcome["history"]
-        ],
-        "threads": 1,
-    }
+    return of_training(
+        outcome,
+        (
+            "loss_last",
+            "perplexity",
+            "test_last",
+            "validation_loss_last",
+            "score",
+            "train_loss",
+            "seconds",
+        ),
+        perplexity=math.exp(last["test_loss"]),
+        score=-last["validation_loss"],
+    ) | {"threads": 1}
 
 
 # %% ../../../nbs/560_experiments.recipes.language.ipynb #e56a0008

@@ -36,6 +36,7 @@ __all__ = [
 
 # %% ../../../nbs/590_experiments.recipes.one_factor.ipynb #59000006
 import math
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,12 +44,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from ...analysis.propagation import batch_statistics
+from ..data import splits
 from ..optimization import Settings
-from .first import _loaded
 from ..results import Contrast, Deviation, Recipe
 from normalnorm.experiments.statistics import (
     Summary,
-    equivalence_test,
+    contrast,
+    p_equivalent,
     summarize,
 )
 from normalnorm.experiments.train import (
@@ -132,29 +135,16 @@ def moments(model: nn.Module, images: Tensor) -> list[tuple[Tensor, Tensor]]:
         (5, torch.Size([16]))
     """
     found: list[tuple[Tensor, Tensor]] = []
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)][1:]
-    batch = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    hooks = [
-        conv.register_forward_pre_hook(
-            lambda _, inputs: found.append(
-                (
-                    inputs[0].mean((0, 2, 3)),
-                    inputs[0].std((0, 2, 3), correction=0),
-                )
-            )
-        )
-        for conv in convs
-    ]
-    kept = [(m.training, m.track_running_stats) for m in batch]
-    try:
-        for m in batch:
-            m.training, m.track_running_stats = True, False
+
+    def look(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        (x,) = inputs
+        found.append((x.mean((0, 2, 3)), x.std((0, 2, 3), correction=0)))
+
+    with batch_statistics(model), ExitStack() as hooks:
+        convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+        for conv in convs[1:]:
+            hooks.enter_context(conv.register_forward_pre_hook(look))
         model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for m, state in zip(batch, kept):
-            m.training, m.track_running_stats = state
     return found
 
 
@@ -211,14 +201,13 @@ def train_once(
         >>> found["steps"], 0 <= found["error"] <= 100
         (8, True)
     """
-    data = {
-        split: _loaded(config["data"], split, first, None)
-        for split, first in (
-            ("validation", config["validation"]),
-            ("test", config["test"]),
-        )
-    }
-    data["train"] = _loaded(config["data"], "train", config["images"], seed)
+    data = splits(
+        config["data"],
+        seed,
+        train=config["images"],
+        validation=config["validation"],
+        test=config["test"],
+    )
     probe, losses = data["validation"][0][:128], []
     moved: list[float] = []
     last: list = []
@@ -819,20 +808,12 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
     """
     found = []
     for of in criteria:
-        first, second = (
-            {
-                row["seed"]: row["metrics"][of.metric]
-                for row in rows(of.recipe)
-                if row["arm"] == arm
-            }
-            for arm in (of.first, of.second)
+        d = contrast(
+            rows(of.recipe),
+            (of.first, of.second) if of.first else of.second,
+            of.metric,
         )
-        seeds = sorted(second)
-        base = [first[s] if of.first else 0.0 for s in seeds]
-        values = [second[s] for s in seeds]
-        s = summarize(
-            [b - a for a, b in zip(base, values)], 1 - 0.05 / len(criteria)
-        )
+        s = summarize(d.tolist(), 1 - 0.05 / len(criteria))
         sign = 1 if of.rule == "above" else -1
         met = min(sign * (s.low - of.bound), sign * (s.high - of.bound)) > 0
         other = max(sign * s.low, sign * s.high) < min(0, sign * of.bound)
@@ -843,10 +824,7 @@ def judge(criteria: tuple[Criterion, ...], rows) -> list[Verdict]:
             if other
             else (
                 "no difference"
-                if equivalence_test(
-                    base, values, of.recipe.negligible[of.metric]
-                ).p
-                < 0.05
+                if p_equivalent(s, of.recipe.negligible[of.metric]) < 0.05
                 else "open"
             )
         )

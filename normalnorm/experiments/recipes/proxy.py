@@ -40,16 +40,17 @@ from torch import Tensor, nn
 from ...analysis.power import model_power
 from .. import models
 from ..augmentation import augmentation
-from ..data import SPLITS, dataset, info
+from ..data import dataset, info, splits
 from ..networks.residual import fan_in_truncated
 from ..optimization import Settings
-from .first import _loaded, pack_bits
 from normalnorm.experiments.results import (
     Contrast,
     Deviation,
     Published,
     Recipe,
     drawn_hash,
+    of_training,
+    pack_bits,
 )
 from ..tables import printed_table
 from ..train import as_split, one_thread, seeded, train
@@ -188,13 +189,7 @@ def run(
                 for split, options in config["options"].items()
             }
         else:
-            data = {
-                split: _loaded(config["data"], split, None, None)
-                for split in SPLITS[1:]
-            }
-            data["train"] = _loaded(
-                config["data"], "train", config["images"], seed
-            )
+            data = splits(config["data"], train=config["images"], draw=seed)
         model = build(config, seed).to(device)
         held_out = as_split(data["validation"], "cpu")
         probe = held_out[torch.arange(min(128, len(held_out)))][0].to(device)
@@ -212,26 +207,23 @@ def run(
             ),
         )
         after = collapse(model, probe)
-    metrics = {
-        "test_last": 100 * outcome["last"]["test_accuracy"],
-        "loss_last": outcome["last"]["test_loss"],
-        "validation_last": 100 * outcome["last"]["validation_accuracy"],
-        "train_last": 100 * outcome["train_accuracy"],
-        "train_met": 100 * outcome["history"][-1]["train_accuracy"],
-        "collapse_before": before,
-        "collapse_after": after,
-        "seconds": outcome["seconds"],
-    }
-    if "chosen" in outcome:  # none with validate_every=0
-        metrics["test_chosen"] = 100 * outcome["chosen"]["test_accuracy"]
-    if "averaged" in outcome:
-        metrics["test_averaged"] = 100 * outcome["averaged"]["test_accuracy"]
-    return {
-        "metrics": {name: round(v, 5) for name, v in metrics.items()},
-        "history": [
-            {name: round(v, 5) for name, v in epoch.items()}
-            for epoch in outcome["history"]
-        ],
+    return of_training(
+        outcome,
+        (
+            "test_last",
+            "loss_last",
+            "validation_last",
+            "train_last",
+            "train_met",
+            "collapse_before",
+            "collapse_after",
+            "seconds",
+            "test_chosen",
+            "test_averaged",
+        ),
+        collapse_before=before,
+        collapse_after=after,
+    ) | {
         "test_right": pack_bits(outcome["test_right"]),
         "threads": 1,
         "drawn_hash": drawn_hash(

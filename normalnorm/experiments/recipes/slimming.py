@@ -21,6 +21,7 @@ __all__ = [
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -92,18 +93,16 @@ def output_sizes(
         torch.Size([4])
     """
     found: dict[str, Tensor] = {}
-    hooks = [
-        model.get_submodule(name).register_forward_hook(
-            lambda _, given, out, name=name: found.update(
-                {name: out.relu().square().mean((0, 2, 3)).sqrt()}
+    with evaluating(model), torch.no_grad(), ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(
+                model.get_submodule(name).register_forward_hook(
+                    lambda _, given, out, name=name: found.update(
+                        {name: out.relu().square().mean((0, 2, 3)).sqrt()}
+                    )
+                )
             )
-        )
-        for name in names
-    ]
-    with evaluating(model), torch.no_grad():
         model(x)
-    for hook in hooks:
-        hook.remove()
     return found
 
 

@@ -31,12 +31,13 @@ from ..augmentation import augmentation
 from ..data import SPLITS, dataset, info
 from ..networks.residual import fan_out_normal
 from ..optimization import Settings
-from .first import pack_bits
 from normalnorm.experiments.results import (
     Contrast,
     Deviation,
     Published,
     Recipe,
+    of_training,
+    pack_bits,
 )
 from normalnorm.experiments.train import (
     TrainingDiverged,
@@ -191,21 +192,15 @@ def run(
                 "why": str(error),
                 "threads": 1,
             }
-    metrics = {
-        "test_last": 100 * outcome["last"]["test_accuracy"],
-        "loss_last": outcome["last"]["test_loss"],
-        "validation_last": 100 * outcome["last"]["validation_accuracy"],
-        "train_last": 100 * outcome["train_accuracy"],
-        "diverged": 0.0,
-        "seconds": outcome["seconds"],
-        **batches,
-    }
-    return {
-        "metrics": {name: round(v, 5) for name, v in metrics.items()},
-        "history": [
-            {name: round(v, 5) for name, v in epoch.items()}
-            for epoch in outcome["history"]
-        ],
+    names = (
+        "test_last",
+        "loss_last",
+        "validation_last",
+        "train_last",
+        "diverged",
+        "seconds",
+    )
+    return of_training(outcome, (*names, *batches), diverged=0.0, **batches) | {
         "test_right": pack_bits(outcome["test_right"]),
         "threads": 1,
     }
