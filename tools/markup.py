@@ -9,8 +9,7 @@ between blocks gives the cell back; only a displayed equation is set apart by
 empty lines, which CommonMark wants.
 
 `tools/dialect.py` writes the pieces for the book, `tools/plain.py` for
-notebooks that leave it, `tools/export.py` for the README. A test compares them
-with what pandoc reads, whose markdown is that of Quarto.
+notebooks that leave it, `tools/export.py` for the README.
 """
 
 import re
