@@ -509,7 +509,10 @@ def test_relative_imports_are_resolved():
 
 
 HASH = "def source_hash(): return hash(open(normalnorm.first.__file__).read())"
-COMPILED = "torch.compile(lambda x: x + f(), backend='eager')(torch.ones(2))"
+COMPILED = (
+    "exec(compile('def h(x): return x + 1', normalnorm.first.__file__, 'exec'))"
+    "\\ntorch.compile(h, backend='eager')(torch.ones(2))"
+)
 STALE = "Run(Chapter('020_theory.second', Path.cwd().parent)).stale()"
 
 
@@ -518,7 +521,7 @@ STALE = "Run(Chapter('020_theory.second', Path.cwd().parent)).stale()"
     [
         ("g()  # doctest: +ELLIPSIS, '__doc__'", ""),
         (f"import normalnorm\\n{HASH}\\nsource_hash()", ""),
-        (f"import torch\\n{COMPILED}", ""),
+        (f"import normalnorm, torch\\n{COMPILED}", ""),
         (
             f"import sys\\nsys.path.append('{ROOT}')\\n"
             "from pathlib import Path\\nfrom tools.chapters import Chapter\\n"
