@@ -11,6 +11,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKSHOP = 7  # the part whose chapters every other chapter may import
+APPENDICES = 9  # pages about the book: they are not run elsewhere
 
 
 @dataclass(frozen=True)
