@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,26 @@ class LabError(ValueError):
     """
 
 
+@cache
+def _translated(checkout: Path) -> tempfile.TemporaryDirectory:
+    "The chapters of a checkout, translated once for this process."
+    folder = tempfile.TemporaryDirectory()
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.plain", folder.name],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise LabError(
+            f"the chapters of the checkout {checkout} could not "
+            f"be translated ({reason}): run `make book` once, "
+            "it installs what is needed"
+        )
+    return folder
+
+
 @contextmanager
 def shipped_chapters() -> Iterator[Path]:
     """The folder with the chapters of this version, as plain notebooks, while
@@ -68,21 +89,7 @@ def shipped_chapters() -> Iterator[Path]:
             f"this installation of normalnorm ({package}) came "
             f"without the chapters: {to_install('book')}"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.plain", folder],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise LabError(
-                f"the chapters of the checkout {checkout} could not "
-                f"be translated ({reason}): run `make book` once, "
-                "it installs what is needed"
-            )
-        yield Path(folder)
+    yield Path(_translated(checkout).name)
 
 
 # %% ../nbs/768_lab.ipynb #bf99ce03

@@ -45,7 +45,7 @@ LEFT_OUT = {
     "early_training examples figures gpu growth hardness harness hessian "
     "hessian_rows hostile information layer_maps ledger map_peer models "
     "mutants native one_factor operators peers power_training proxy "
-    "proxy_conversion proxy_paper proxy_recipe pruning quarto real_folders "
+    "proxy_conversion proxy_paper proxy_recipe pruning real_folders "
     "recipes records results robustness same_bits state traced train types "
     "unique_recipe wide_propagation",
     "browser": "pages widget",

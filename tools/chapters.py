@@ -4,12 +4,14 @@ import csv
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKSHOP = 7  # the part whose chapters every other chapter may import
+APPENDICES = 9  # pages about the book: they are not run elsewhere
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,10 @@ def stand_in(path: Path, reason: str) -> dict:
 
 
 def table_of_contents(root: Path = ROOT) -> dict:
-    return yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
+    return _contents((root / "_toc.yml").read_text(encoding="utf-8"))
+
+
+_contents = lru_cache(maxsize=8)(yaml.safe_load)  # asked for on every page
 
 
 def chapters(root: Path = ROOT) -> list[Chapter]:

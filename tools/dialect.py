@@ -931,14 +931,8 @@ def setup(app):
     app.setup_extension("tools.launch")
     number_as_files()
     own = "".join(
-        Path(f).read_text(encoding="utf-8")
-        for f in (
-            __file__,
-            api.__file__,
-            folding.__file__,
-            markup.__file__,
-            typeset.__file__,
-        )
+        Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        for name in "dialect api folding launch markup plain typeset".split()
     )
     # all pages are read again when this changes
     return {

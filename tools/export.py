@@ -270,8 +270,7 @@ def quarto(root: Path) -> str:
     }
     head = (
         "# Generated from _toc.yml by make export. Rendering by Quarto "
-        "itself is not tested here;\n# what its reader, pandoc's, finds in "
-        "the chapters is (tests/book/test_quarto.py).\n"
+        "itself is not tested here.\n"
     )
     return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 

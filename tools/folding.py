@@ -10,50 +10,45 @@ whatever its length.
 
 import ast
 import html
-import io
 import re
-import tokenize
 from dataclasses import dataclass
+from functools import lru_cache
 
 SOME, FEW = 4, 12
 MANY = 24  # lines of a cell that is neither exported nor a figure
 
 
+@lru_cache(maxsize=None)
+def tree_of(code: str) -> ast.Module | None:
+    "Its syntax; None where it is not plain Python: %magic, a cell that fails."
+    try:
+        return ast.parse(code)
+    except SyntaxError:
+        return None
+
+
+def body_of(code: str) -> list[ast.stmt]:
+    tree = tree_of(code)
+    return tree.body if tree else []
+
+
+@lru_cache(maxsize=None)
 def python_lines(code: str) -> int:
     "Lines with code: no empty ones, comments, docstrings."
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(code).readline))
-        tree = ast.parse(code)
-    except (SyntaxError, tokenize.TokenError):  # %magic, a cell that fails
-        return sum(
-            bool(line.strip()) and not line.lstrip().startswith("#")
-            for line in code.split("\n")
-        )
     kept = {
         number
-        for token in tokens
-        if token.type
-        not in (
-            tokenize.COMMENT,
-            tokenize.NL,
-            tokenize.NEWLINE,
-            tokenize.INDENT,
-            tokenize.DEDENT,
-            tokenize.ENDMARKER,
-        )
-        for number in range(token.start[0], token.end[0] + 1)
+        for number, line in enumerate(code.split("\n"), 1)
+        if line.strip() and not line.lstrip().startswith("#")
     }
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and body
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-            and isinstance(body[0].value.value, str)
-        ):
-            kept -= set(range(body[0].lineno, body[0].end_lineno + 1))
-    return len(kept)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    lines, docstrings = set(), set()
+    for node in ast.walk(tree_of(code) or ast.Module([], [])):
+        if isinstance(node, (ast.Constant, ast.JoinedStr)):  # may have any line
+            lines |= set(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, documented) and ast.get_docstring(node):
+            first = node.body[0]
+            docstrings |= set(range(first.lineno, first.end_lineno + 1))
+    return len((kept | lines) - docstrings)
 
 
 def native_lines(code: str) -> int:
@@ -165,10 +160,7 @@ def definitions(code: str) -> list[tuple[str, str]]:
     """What a cell defines: signatures with the first sentence of their
     docstrings; other names in one line.
     """
-    try:
-        body = ast.parse(code).body
-    except SyntaxError:
-        return []
+    body = body_of(code)
     defined = [
         n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
     ]
@@ -186,12 +178,9 @@ def definitions(code: str) -> list[tuple[str, str]]:
 
 def is_setup(code: str) -> bool:
     "Whether a cell does little else than import."
-    try:
-        body = ast.parse(code).body
-    except SyntaxError:
-        return False
+    body = body_of(code)
     imports = sum(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
-    return imports >= 2 * (len(body) - imports)
+    return bool(body) and imports >= 2 * (len(body) - imports)
 
 
 NATIVE_NAME = re.compile(

@@ -9,14 +9,12 @@ publishes it; it could not be run where the project was made.
 """
 
 import configparser
-import json
 import re
 import sys
 from pathlib import Path
 
-from tools.chapters import ROOT, Chapter, chapters
-from tools.dialect import directives, without_directives
-from tools.plain import notebook, numbered_chapters
+from tools import plain
+from tools.chapters import ROOT, chapters
 
 BRANCH = "notebooks"
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
@@ -39,53 +37,6 @@ def repository(root: Path = ROOT) -> str | None:
     return found[1] if found else None
 
 
-def tutorials(root: Path = ROOT) -> list[Chapter]:
-    "The chapters that are run elsewhere: all but the appendices."
-    return [Chapter(name, root) for name in numbered_chapters(root)]
-
-
-# ---- notebooks --------------------------------------------------------------
-
-
-def download(chapter: Chapter) -> dict:
-    """The notebook that a page offers, without outputs: a chapter in plain
-    Markdown, an appendix as it is written, but for the directives of nbdev and
-    Quarto.
-    """
-    if chapter.name in numbered_chapters(chapter.root):
-        return notebook(chapter)
-    cells = []
-    for cell in chapter.cells():
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            source = (
-                ""
-                if "default_exp" in directives(source)
-                else without_directives(source)
-            )
-            cell = {**cell, "outputs": [], "execution_count": None}
-        if source:
-            cells.append({**cell, "source": source})
-    return {
-        "cells": cells,
-        "metadata": {
-            "kernelspec": {
-                "display_name": "Python 3",
-                "language": "python",
-                "name": "python3",
-            }
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-
-
-def text(content: dict) -> str:
-    return (
-        json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-    )
-
-
 def requirement(repo: str, ref: str) -> str:
     """The package of this repository at a tag or commit, with what the chapters
     need, for pip.
@@ -93,16 +44,16 @@ def requirement(repo: str, ref: str) -> str:
     return f"normalnorm[book] @ git+https://github.com/{repo}@{ref}"
 
 
-def with_install_cell(content: dict, repo: str, ref: str) -> dict:
-    """A first cell that installs the package where it is missing: on Colab it
-    is, on Binder and at home it is not.
+def install_cell(repo: str, ref: str) -> dict:
+    """It installs the package where it is missing: on Colab it is, on Binder
+    and at home it is not.
     """
     source = (
         "import importlib.util\n\n"
         'if importlib.util.find_spec("normalnorm") is None:\n'
         f'    %pip install --quiet "{requirement(repo, ref)}"'
     )
-    cell = {
+    return {
         "cell_type": "code",
         "id": "install",
         "metadata": {},
@@ -110,7 +61,6 @@ def with_install_cell(content: dict, repo: str, ref: str) -> dict:
         "outputs": [],
         "execution_count": None,
     }
-    return {**content, "cells": [cell, *content["cells"]]}
 
 
 # ---- the branch that Colab and Binder open ----------------------------------
@@ -128,31 +78,21 @@ def write(folder: Path, ref: str = "", root: Path = ROOT) -> list[Path]:
             "open"
         )
     ref = ref or f"v{settings(root)['version']}"
-    files = {
-        f"nbs/{c.name}.ipynb": text(with_install_cell(download(c), repo, ref))
-        for c in tutorials(root)
-    }
-    files["binder/requirements.txt"] = (
-        "--extra-index-url https://download.pytorch.org/whl/cpu\njupyterlab\n"
-        f"{requirement(repo, ref)}\n"
-    )
-    files["binder/runtime.txt"] = "python-3.11\n"
-    files["README.md"] = (
-        "Written by tools/launch.py from "
+    plain.write(folder / "nbs", root, [install_cell(repo, ref)])
+    for name, content in {
+        "binder/requirements.txt": "--extra-index-url "
+        "https://download.pytorch.org/whl/cpu\njupyterlab\n"
+        f"{requirement(repo, ref)}\n",
+        "binder/runtime.txt": "python-3.11\n",
+        "README.md": "Written by tools/launch.py from "
         f"https://github.com/{repo} at {ref}: the chapters "
         "as Colab and Binder open them. Changes are made "
-        "there.\n"
-    )
-    files |= {
-        f"nbs/{p.relative_to(root).as_posix()}": p.read_text(encoding="utf-8")
-        for p in sorted((root / "results").glob("**/book/**/*"))
-        if p.is_file()
-    }
-    for name, content in files.items():
+        "there.\n",
+    }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-    return [folder / name for name in files]
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 # ---- the rendered pages -----------------------------------------------------
@@ -192,7 +132,7 @@ def page_buttons(app, pagename, templatename, context, doctree):
     for button in context.get("header_buttons", []):
         if button.get("label") == "launch-buttons" and pagename.rsplit("/", 1)[
             -1
-        ] not in {c.name for c in tutorials(Path(app.srcdir))}:
+        ] not in {c.name for c in plain.tutorials(Path(app.srcdir))}:
             continue
         for inner in button.get("buttons", []):
             if (
@@ -205,15 +145,16 @@ def page_buttons(app, pagename, templatename, context, doctree):
 
 
 def write_downloads(app, exception):
-    """Sphinx copies the sources of the pages beside the book; notebooks are put
-    there as a learner can run them.
+    """Sphinx copies the sources of the pages that it writes; each copy becomes
+    the notebook that a learner can run.
     """
     if exception or app.builder.format != "html":
         return
     for chapter in chapters(Path(app.srcdir)):
-        path = Path(app.outdir, "_sources", "nbs", f"{chapter.name}.ipynb")
-        if path.exists():
-            path.write_text(text(download(chapter)), encoding="utf-8")
+        path = Path(app.outdir, "_sources", "nbs", chapter.path.name)
+        if path.exists() and path.read_bytes() == chapter.path.read_bytes():
+            made = plain.text(plain.notebook(chapter))
+            path.write_text(made, encoding="utf-8")
 
 
 def setup(app):

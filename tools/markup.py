@@ -9,13 +9,13 @@ between blocks gives the cell back; only a displayed equation is set apart by
 empty lines, which CommonMark wants.
 
 `tools/dialect.py` writes the pieces for the book, `tools/plain.py` for
-notebooks that leave it, `tools/export.py` for the README. A test compares them
-with what pandoc reads, whose markdown is that of Quarto.
+notebooks that leave it, `tools/export.py` for the README.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 THEOREMS = {
     "thm": "theorem",
@@ -302,9 +302,10 @@ def outside_code(source: str, text: Callable, code: Callable) -> None:
         (code if fence else text)("\n".join(buffer))
 
 
+@lru_cache(maxsize=None)
 def parse(
-    source: str, inside: Iterable[str] = ()
-) -> tuple[tuple[Block, ...], list[str]]:
+    source: str, inside: tuple[str, ...] = ()
+) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """The blocks of a cell, and the attributes of the divisions that are open
     at its end; `inside` are those that an earlier cell has opened.
     """
@@ -312,7 +313,7 @@ def parse(
     for attributes in inside:
         reader.open(attributes)
     outside_code(source, reader.text, lambda code: reader.add(Code(code)))
-    still = [attributes for attributes, _ in reader.stack]
+    still = tuple(attributes for attributes, _ in reader.stack)
     while reader.stack:
         reader.close()
     reader.end_text()
@@ -329,12 +330,12 @@ def cells(found: Sequence[dict]) -> Iterator[tuple[dict, tuple[Block, ...]]]:
     A division that goes on in a later cell is one in each, without its label
     in all but the first: the code between them is seen.
     """
-    still: list[str] = []
+    still: tuple[str, ...] = ()
     for cell in found:
         made = ()
         if cell["cell_type"] == "markdown":
             made, still = parse("".join(cell["source"]), still)
-            still = [re.sub(r"#[\w-]+", "", attributes) for attributes in still]
+            still = tuple(re.sub(r"#[\w-]+", "", open) for open in still)
         yield cell, made
 
 

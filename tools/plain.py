@@ -4,7 +4,7 @@ becomes Markdown that needs no extension.
 `python -m tools.plain FOLDER` writes them all; setup.py puts the same files
 into the wheel as normalnorm/book, from where `normalnorm lab` copies them.
 Numbers of equations, figures, theorems and exercises are those of the rendered
-book. The appendices stay out: they are pages about the book.
+book. The appendices, which are pages about the book, can only be downloaded.
 """
 
 import json
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tools import markup
-from tools.chapters import ROOT, Chapter, table_of_contents
+from tools.chapters import APPENDICES, ROOT, Chapter, chapters
 from tools.dialect import (
     KERNEL,
     cell_tags,
@@ -26,24 +26,19 @@ from tools.dialect import (
 )
 from tools.markup import THEOREMS
 
-APPENDICES = "Appendices"
 PROVED = "∎"
 
 
-def numbered_chapters(root: Path) -> dict[str, str | None]:
-    """Name → number in the book, that of the file, in reading order; the
-    landing page has none.
+def tutorials(root: Path = ROOT) -> list[Chapter]:
+    "The chapters that are run elsewhere: all but the appendices."
+    return [c for c in chapters(root) if c.part != APPENDICES]
+
+
+def number_of(chapter: Chapter) -> str:
+    """Its number in the book, that of the file; "" for the landing page and an
+    appendix.
     """
-    toc = table_of_contents(root)
-    names = [
-        entry["file"].rsplit("/", 1)[-1]
-        for part in toc["parts"]
-        if part["caption"] != APPENDICES
-        for entry in part["chapters"]
-    ]
-    return {toc["root"].rsplit("/", 1)[-1]: None} | {
-        name: name.split("_")[0] for name in names
-    }
+    return "" if chapter.part in (None, APPENDICES) else chapter.name[:3]
 
 
 def text_of(cell: dict) -> str:
@@ -75,9 +70,9 @@ def labels(chapter: Chapter) -> list[tuple[str, str]]:
 def numbers(root: Path) -> dict[str, str]:
     "Label → number, such as `eq-shift` → `11.3`."
     out = {}
-    for name, number in numbered_chapters(root).items():
-        counts: dict[str, int] = {}
-        for kind, label in labels(Chapter(name, root)):
+    for chapter in chapters(root):
+        number, counts = number_of(chapter), {}
+        for kind, label in labels(chapter):
             counts[kind] = counts.get(kind, 0) + 1
             out[label] = (
                 f"{number}.{counts[kind]}" if number else str(counts[kind])
@@ -89,8 +84,8 @@ def numbers(root: Path) -> dict[str, str]:
 def section_titles(root: Path) -> dict[str, str]:
     return {
         block.label: markup.Writer().inline(block.inline)
-        for name in numbered_chapters(root)
-        for _, found in markup.cells(Chapter(name, root).cells())
+        for chapter in chapters(root)
+        for _, found in markup.cells(chapter.cells())
         for block in markup.walk(found)
         if isinstance(block, markup.Heading) and block.label
     }
@@ -317,13 +312,7 @@ def native_cell(cell: dict) -> dict:
 def notebook(chapter: Chapter) -> dict:
     "One chapter, translated; the dictionary of a notebook in format 4.5."
     root = chapter.root
-    known = numbered_chapters(root)
-    if chapter.name not in known:
-        raise KeyError(
-            f"{chapter.name} is not a chapter that can be run as a "
-            f"tutorial; those are {', '.join(known)}"
-        )
-    writer = Plain(root, {f"{name}.ipynb" for name in known})
+    writer = Plain(root, {c.path.name for c in tutorials(root)})
     exports = [directives(s).get("default_exp") for s in chapter.code_cells()]
     module = next((m for m in exports if m and m != "__init__"), "")
     cells = []
@@ -334,7 +323,7 @@ def notebook(chapter: Chapter) -> dict:
             cells += code_cell(cell, module, writer)
         elif "export-cpp" in directives(text_of(cell)):
             cells.append(native_cell(cell))
-    if number := known[chapter.name]:
+    if number := number_of(chapter):
         cells[0]["source"] = re.sub(
             r"\A# ", f"# {number} · ", cells[0]["source"]
         )
@@ -356,33 +345,28 @@ def notebook(chapter: Chapter) -> dict:
     }
 
 
-def write(folder: Path, root: Path = ROOT) -> list[Path]:
-    """All chapters, and the committed results that they show, into `folder`;
-    returns the notebooks.
+def text(content: dict) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def write(
+    folder: Path, root: Path = ROOT, first: Iterable[dict] = ()
+) -> list[Path]:
+    """All chapters, each with the cells `first` in front, and the committed
+    results that they show, into `folder`; returns the notebooks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in numbered_chapters(root):
-        path = folder / f"{name}.ipynb"
-        path.write_text(
-            json.dumps(
-                notebook(Chapter(name, root)), indent=1, ensure_ascii=False
+    for chapter in tutorials(root):
+        content = notebook(chapter)
+        content["cells"] = [*first, *content["cells"]]
+        written.append(folder / chapter.path.name)
+        written[-1].write_text(text(content), encoding="utf-8")
+    for pattern in "**/book", "benchmarks":
+        for rows in sorted((root / "results").glob(pattern)):
+            shutil.copytree(
+                rows, folder / rows.relative_to(root), dirs_exist_ok=True
             )
-            + "\n",
-            encoding="utf-8",
-        )
-        written.append(path)
-    for rows in sorted(
-        [
-            *(root / "results").glob("**/book"),
-            *(root / "results").glob("benchmarks"),
-        ]
-    ):
-        shutil.copytree(
-            rows,
-            folder / "results" / rows.relative_to(root / "results"),
-            dirs_exist_ok=True,
-        )
     return written
 
 

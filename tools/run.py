@@ -31,7 +31,8 @@ from tools import kernels, records
 from tools.chapters import ROOT, Chapter, chapters
 
 HEADING = re.compile(r"^#+ .*$", re.M)
-SHOWS = re.compile(r"__doc__|\bhelp\(|doctest")
+# a docstring that is asked for, not one that has an example
+SHOWS = re.compile(r"\.__doc__|\bgetdoc\(|\bhelp\(|\bdoctest\.")
 ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
@@ -62,21 +63,25 @@ SWITCHES = re.compile(
     r"CXX|NORMALNORM_(?!CACHE|QUIET|TEST)\w+"
 )
 
-# Runs inside the kernel before the first cell. An audit hook sees every open();
-# those of imports, and of the lines of a stack, show nothing. Modules are read
-# off at the end.
+# Runs inside the kernel before the first cell. An audit hook sees every open().
+# Nothing is shown by those of imports, of the lines of a stack and of
+# torch.compile, nor by those that only hash the text: that a result was made by
+# it, that a run is up to date. Modules are read off at the end.
 RECORD = """exec('''
-import sys
+import re, sys
 sys._opened_files, sys._read_files = set(), set()
-def _hook(event, arguments, opened=sys._opened_files, read=sys._read_files):
+def _hook(event, arguments, opened=sys._opened_files, read=sys._read_files,
+          shows_nothing=re.compile(r"importlib|traceback[.]py|_dynamo|"
+                                   r":(source_hash|stale|exported) ").search):
     if event == "open" and isinstance(arguments[0], str):
         opened.add(arguments[0])
         frame, by = sys._getframe(1), ""
         for _ in range(8):
-            by, frame = by + frame.f_code.co_filename, frame.f_back
+            code, frame = frame.f_code, frame.f_back
+            by += code.co_filename + ":" + code.co_name + " "
             if not frame:
                 break
-        if "importlib" not in by and "traceback.py" not in by:
+        if not shows_nothing(by):
             read.add(arguments[0])
 sys.addaudithook(_hook)
 ''', {})"""

@@ -104,12 +104,7 @@ def test_code_cells():
     )
 
 
-def test_appendices_are_refused():
-    with pytest.raises(KeyError, match="not a chapter that can be run"):
-        plain.notebook(Chapter("915_coverage", ROOT))
-
-
-@pytest.mark.parametrize("name", list(plain.numbered_chapters(ROOT)))
+@pytest.mark.parametrize("name", [c.name for c in chapters()])
 def test_nothing_of_the_dialect_is_left(name):
     nbformat = pytest.importorskip("nbformat")
     notebook = plain.notebook(Chapter(name, ROOT))
@@ -134,11 +129,12 @@ def test_numbers_are_those_of_the_rendered_book():
         pytest.skip("the book is not rendered: make book")
     soup = pytest.importorskip("bs4").BeautifulSoup
     numbers, checked = plain.numbers(ROOT), 0
-    for name in plain.numbered_chapters(ROOT):
+    for chapter in plain.tutorials():
+        name = chapter.name
         page = soup(
             (HTML / f"{name}.html").read_text(encoding="utf-8"), "html.parser"
         )
-        for kind, label in plain.labels(Chapter(name, ROOT)):
+        for kind, label in plain.labels(chapter):
             place = page.find(id=f"equation-{label}" if kind == "eq" else label)
             assert place is not None, f"{label} is not in the rendered {name}"
             if kind == "fig":
@@ -181,7 +177,7 @@ def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
     with zipfile.ZipFile(plain_wheel) as wheel:
         wheel.extractall(site)
     book = {p.name for p in (site / "normalnorm" / "book").glob("*.ipynb")}
-    assert book == {f"{name}.ipynb" for name in plain.numbered_chapters(ROOT)}
+    assert book == {c.path.name for c in plain.tutorials()}
     done = python(
         "import sys; from normalnorm.cli import main; "
         "sys.exit(main(['lab', 'curvature', '--copy', '--to', "
@@ -227,10 +223,3 @@ def test_lab_says_what_is_wrong(tmp_path):
         and "220_theory.newton" in done.stderr
     )
     assert not list(tmp_path.iterdir())  # nothing was copied
-
-
-def test_every_chapter_of_the_book_is_numbered_or_an_appendix():
-    known = plain.numbered_chapters(ROOT)
-    rest = [c.name for c in chapters() if c.name not in known]
-    assert all(name.startswith("9") for name in rest), rest
-    assert list(known.values())[:3] == [None, "010", "020"]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.book
 build = pytest.importorskip(
     "tools.build", reason="the book's tools are not installed"
 )
-from tools import browser, launch, links, pdf, run  # noqa: E402
+from tools import browser, launch, links, pdf, plain, run  # noqa: E402
 from tools.chapters import ROOT, chapters, renamed  # noqa: E402
 
 needs_browser = pytest.mark.skipif(
@@ -146,7 +146,7 @@ def test_navigation(asked):
         [n] for n in names[:-1]
     ]
     launched = (
-        {f"{c.name}.html" for c in launch.tutorials()}
+        {f"{c.name}.html" for c in plain.tutorials()}
         if launch.repository()
         else set()
     )
@@ -189,7 +189,7 @@ def test_each_notebook_can_be_downloaded_and_run(html):
             as_version=4,
         )
         nbformat.validate(notebook)
-        assert notebook == nbformat.from_dict(launch.download(c)), c.name
+        assert notebook == nbformat.from_dict(plain.notebook(c)), c.name
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         assert all(
             not cell.outputs and cell.execution_count is None for cell in code

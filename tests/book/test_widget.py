@@ -140,30 +140,23 @@ def open_page(body, script, folder, *arguments):
     return answer["value"]
 
 
-def drag(text, steps, folder, figure=0):
+def drag(text, steps, folder):
     """What a figure shows after each step, sliders by name or the selector of a
     button: outputs by name, sliders, the paths of each panel.
     """
-    return open_page(text, "drag", folder, steps, figure)
+    return open_page(text, "drag", folder, steps)
 
 
-def sliders(cases, *names):
-    "The steps that set these sliders to the values of each case."
-    return [dict(zip(names, case)) for case in cases]
-
-
-def check_figure(
-    text, check, steps, folder, wrong, *, figure=0, noticed=AssertionError
-):
+def check_figure(text, check, steps, folder, wrong):
     """`check` accepts what the figure shows, and refuses what it shows by each
     wrong formula: a pair of what its script says, once, and what stands
     instead.
     """
-    check(drag(text, steps, folder, figure))
+    check(drag(text, steps, folder))
     for right, other in wrong:
         assert text.count(right) == 1, right
-        shown = drag(text.replace(right, other), steps, folder, figure)
-        with pytest.raises(noticed):
+        shown = drag(text.replace(right, other), steps, folder)
+        with pytest.raises((AssertionError, IndexError)):
             check(shown)
 
 
@@ -324,14 +317,7 @@ def test_wrong_formula_in_the_script_is_noticed(tmp_path):
             ("expm1", "exp"),
         )
     ]
-    check_figure(
-        fragment(),
-        compare,
-        BENT,
-        tmp_path,
-        wrong,
-        noticed=(AssertionError, IndexError),
-    )
+    check_figure(fragment(), compare, BENT, tmp_path, wrong)
 
 
 @browser
@@ -380,82 +366,106 @@ def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
     }
 
 
-TOUR = "010_in_ten_minutes"
+# ---- what each figure shows against the library and scipy -------------------
+
+FIGURES = {}
 
 
-def tour_shows(shown, cases):
-    "Estimate and skewness of each case against torch and scipy."
+def figure(chapter, sliders, cases, wrong, number=0, button=None):
+    """The function below it accepts what a figure shows: what is on the page,
+    its numbers under "data", then the values of its `sliders`, in each of the
+    `cases`. With a `button`, what a click on it shows is under "answer". No
+    wrong formula is accepted.
+    """
+
+    def register(accepts):
+        names = sliders.split()
+
+        def check(text, folder):
+            known = re.search(r"const data = (\{.*?\});", text)
+            clicks = [button] * bool(button)
+            steps = [
+                step
+                for case in cases
+                for step in (dict(zip(names, case, strict=True)), *clicks)
+            ]
+
+            def accept(shown):
+                for i, case in enumerate(cases):
+                    page, *answer = shown[i * (1 + len(clicks)) :][
+                        : 1 + len(clicks)
+                    ]
+                    page["data"] = json.loads(known[1])
+                    page["answer"] = answer[0] if answer else None
+                    accepts(page, *case)
+
+            check_figure(text, accept, steps, folder, wrong)
+
+        FIGURES[accepts.__name__] = chapter, number, check
+        return accepts
+
+    return register
+
+
+def close(page, width, **expected):
+    "The first number of each of these outputs is what is expected."
+    for name, value in expected.items():
+        assert abs(numbers(page[name])[0] - value) <= width, (
+            name,
+            page[name],
+            value,
+        )
+
+
+def quantiles(n):
+    "Those of the normal law, as the pages hold them."
+    return scipy.stats.norm.ppf((np.arange(n) + 0.5) / n).round(5)
+
+
+@figure(
+    "010_in_ten_minutes",
+    "amount noise",
+    [(-1, 0), (-0.3, 0), (0, 0.4), (0.6, 0), (0.6, 0.4), (1, 1)],
+    [("1 - first / second", "1 + first / second")],
+)
+def tour(page, amount, noise):
+    "Estimate and skewness."
     from normalnorm.theory.newton import newton_lambda
 
-    q = scipy.stats.norm.ppf((np.arange(400) + 0.5) / 400).round(5)
-    for (amount, _), values in zip(cases, shown):
-        h = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
-        lmbda = newton_lambda(torch.tensor(h), -1).item()
-        x = scipy.stats.yeojohnson(h, lmbda)
-        for name, expected, width in (
-            ("lmbda", lmbda, 6e-4),
-            ("before", scipy.stats.skew(h), 6e-3),
-            ("after", scipy.stats.skew(x), 6e-3),
-        ):
-            assert abs(numbers(values[name])[0] - expected) <= width, (
-                amount,
-                name,
-                values[name],
-                expected,
-            )
-        assert values["lmbda"] in values["text"]
+    h = scipy.stats.zscore(np.sinh(np.arcsinh(quantiles(400)) + amount))
+    lmbda = newton_lambda(torch.tensor(h), -1).item()
+    x = scipy.stats.yeojohnson(h, lmbda)
+    close(page, 6e-4, lmbda=lmbda)
+    close(page, 6e-3, before=scipy.stats.skew(h), after=scipy.stats.skew(x))
+    assert page["lmbda"] in page["text"]
 
 
 @browser
-def test_tour_shows_what_the_library_computes(tmp_path):
-    cases = [(-1, 0), (-0.3, 0), (0, 0.4), (0.6, 0), (0.6, 0.4), (1, 1)]
-
-    def check(shown):
-        tour_shows(shown, cases)
-        assert shown[3]["paths"]["after"] != shown[4]["paths"]["after"]
-
-    check_figure(
-        fragment(TOUR),
-        check,
-        sliders(cases, "amount", "noise"),
-        tmp_path,
-        [("1 - first / second", "1 + first / second")],
-    )
+def test_noise_is_seen_in_the_tour(tmp_path):
+    steps = [{"amount": 0.6, "noise": noise} for noise in (0, 0.4)]
+    calm, noisy = drag(fragment("010_in_ten_minutes"), steps, tmp_path)
+    assert calm["paths"]["after"] != noisy["paths"]["after"]
 
 
-NEWTON = "220_theory.newton"
-
-
-def newton_shows(shown, cases):
-    "Estimate, MLE and likelihoods of each case against torch and scipy."
+@figure(
+    "220_theory.newton",
+    "amount far",
+    [(-1, 0), (0.5, 0), (0, 3), (-0.8, 8), (1, 12)],
+    [("- hd ** 2)", "+ hd ** 2)")],
+)
+def newtons_step(page, amount, far):
+    "Estimate, MLE and likelihoods."
     from normalnorm.theory.newton import newton_lambda
 
-    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
-    for (amount, far), values in zip(cases, shown):
-        u = np.sinh(np.arcsinh(q) + amount)
-        u[-1] += far
-        h = torch.tensor(scipy.stats.zscore(u))
-        estimate = newton_lambda(h, -1).item()
-        mle = scipy.stats.yeojohnson_normmax(h.numpy())
-        assert abs(numbers(values["newton"])[0] - estimate) <= 6e-4
-        assert abs(numbers(values["mle"])[0] - mle) <= 1e-3
-        for found, lmbda in zip(numbers(values["nll"]), (1.0, estimate, mle)):
-            assert abs(found - yeo_johnson_nll(h, lmbda).item()) <= 6e-4
-
-
-@browser
-def test_newtons_step_is_the_librarys(tmp_path):
-    cases = [(-1, 0), (0.5, 0), (0, 3), (-0.8, 8), (1, 12)]
-    check_figure(
-        fragment(NEWTON),
-        lambda shown: newton_shows(shown, cases),
-        sliders(cases, "amount", "far"),
-        tmp_path,
-        [("- hd ** 2)", "+ hd ** 2)")],
-    )
-
-
-EPSILON = "246_epsilon_in_practice"
+    u = np.sinh(np.arcsinh(quantiles(200)) + amount)
+    u[-1] += far
+    h = torch.tensor(scipy.stats.zscore(u))
+    estimate = newton_lambda(h, -1).item()
+    mle = scipy.stats.yeojohnson_normmax(h.numpy())
+    close(page, 6e-4, newton=estimate)
+    close(page, 1e-3, mle=mle)
+    for found, lmbda in zip(numbers(page["nll"]), (1.0, estimate, mle)):
+        assert abs(found - yeo_johnson_nll(h, lmbda).item()) <= 6e-4
 
 
 def by_derivatives(h):
@@ -471,45 +481,10 @@ def by_derivatives(h):
     return (1 - slope / (second / 2 - first.square() / 2)).item()
 
 
-def epsilon_shows(shown, cases):
-    "Both estimates and the skewness that they leave, against torch and scipy."
-    from normalnorm.layers.core import normality_norm
-
-    q = scipy.stats.norm.ppf((np.arange(200) + 0.5) / 200).round(5)
-    for (size, amount), values in zip(cases, shown):
-        k = scipy.stats.zscore(np.sinh(np.arcsinh(q) + amount))
-        u = torch.tensor(10.0**size * k)
-        x, statistics = normality_norm(u, (0,))
-        h = 10.0**size * k / np.sqrt(10.0 ** (2 * size) + 1e-5)
-        printed = by_derivatives(h)
-        for name, expected, width in (
-            ("rho", h.std(), 6e-4),
-            ("before", scipy.stats.skew(k), 6e-3),
-            ("ours", statistics.lmbda.item(), 6e-3),
-            ("kept", scipy.stats.skew(x), 6e-3),
-            ("printed", printed, 6e-3 + 1e-5 * abs(printed)),
-            (
-                "bent",
-                scipy.stats.skew(yeo_johnson(torch.tensor(h), printed)),
-                6e-3,
-            ),
-        ):
-            assert abs(numbers(values[name])[0] - expected) <= width, (
-                size,
-                amount,
-                name,
-                values[name],
-                expected,
-            )
-        for d, name in zip(values["paths"]["trap"][-2:], ("printed", "ours")):
-            ((left, top),) = coordinates(d)
-            assert abs(4.5 * left / 258 - 4 - size) < 2e-3
-            assert abs(10 - 18 * top / 150 - numbers(values[name])[0]) < 0.02
-
-
-@browser
-def test_epsilon_figure_shows_what_the_library_computes(tmp_path):
-    cases = [
+@figure(
+    "246_epsilon_in_practice",
+    "size amount",
+    [
         (0.5, 0.6),
         (0, -1),
         (-2.5, 0.6),
@@ -518,88 +493,43 @@ def test_epsilon_figure_shows_what_the_library_computes(tmp_path):
         (-3.5, -0.4),
         (-4, 0.3),
         (-4, 1),
-    ]
-    wrong = [
+    ],
+    [
         ("sigma ** 2 + data.eps", "sigma ** 2"),
         ("- hd ** 2)", "+ hd ** 2)"),
         ("psi(v, wild)", "psi(v, calm)"),
-    ]
-    check_figure(
-        fragment(EPSILON),
-        lambda shown: epsilon_shows(shown, cases),
-        sliders(cases, "size", "amount"),
-        tmp_path,
-        wrong,
+    ],
+)
+def epsilon(page, size, amount):
+    "Both estimates and the skewness that they leave."
+    from normalnorm.layers.core import normality_norm
+
+    k = scipy.stats.zscore(np.sinh(np.arcsinh(quantiles(200)) + amount))
+    x, statistics = normality_norm(torch.tensor(10.0**size * k), (0,))
+    h = 10.0**size * k / np.sqrt(10.0 ** (2 * size) + 1e-5)
+    printed = by_derivatives(h)
+    bent = yeo_johnson(torch.tensor(h), printed)
+    close(page, 6e-4, rho=h.std())
+    close(
+        page,
+        6e-3,
+        before=scipy.stats.skew(k),
+        ours=statistics.lmbda.item(),
+        kept=scipy.stats.skew(x),
+        bent=scipy.stats.skew(bent),
     )
+    close(page, 6e-3 + 1e-5 * abs(printed), printed=printed)
+    for d, name in zip(page["paths"]["trap"][-2:], ("printed", "ours")):
+        ((left, top),) = coordinates(d)
+        assert abs(4.5 * left / 258 - 4 - size) < 2e-3
+        assert abs(10 - 18 * top / 150 - numbers(page[name])[0]) < 0.02
 
 
-PROXY = "410_layers.proxy"
-
-
-def proxy_shows(shown, cases, text):
-    """The proxy's statistics against the library's, by quantiles and in closed
-    form; the channel's, and what is left of it, against numpy.
-    """
-    from normalnorm.layers.proxy import proxy_statistics
-
-    held = json.loads(re.search(r"const data = (\{.*?\});", text)[1])
-    values = np.array(held["values"])
-    weight, bias = (
-        torch.tensor([held[name]], dtype=torch.float64)
-        for name in ("weight", "bias")
-    )
-    channel = np.maximum(weight.item() * values + bias.item(), 0)
-    for (shift, stretch), found in zip(cases, shown):
-        given = [
-            torch.tensor([v], dtype=torch.float64) for v in (shift, stretch)
-        ]
-        mean, var = (
-            v.item()
-            for v in proxy_statistics(weight, bias, *given, samples=200)
-        )
-        exact = proxy_statistics(weight, bias, *given, samples=None)
-        assert abs(var / exact[1].item() - 1) < 0.03
-        z = (channel - mean) / np.sqrt(var + 0.03)
-        for name, expected in (
-            ("mean", mean),
-            ("variance", var),
-            ("truemean", channel.mean()),
-            ("truevariance", channel.var()),
-            ("left", z.mean()),
-            ("spread", z.var()),
-        ):
-            assert abs(numbers(found[name])[0] - expected) <= 2e-3, (
-                shift,
-                stretch,
-                name,
-                found[name],
-                expected,
-            )
-        points = np.array(coordinates(found["paths"]["before"][-1])).T
-        np.testing.assert_allclose(
-            0.85 * (1 - points[1] / 150),
-            scipy.stats.norm.pdf(8 * points[0] / 258 - 4, shift, 1 + stretch),
-            atol=4e-3 / (1 + stretch) ** 2,
-        )
-        # the share of zeros, where the proxy's curve leaves 0
-        left, top = np.array(coordinates(found["paths"]["after"][1])).T
-        at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
-        assert (
-            abs(
-                at_zero.max()
-                - scipy.stats.norm.cdf(
-                    -bias.item() / weight.item(), shift, 1 + stretch
-                )
-            )
-            < 0.01
-        )
-
-
-@browser
-def test_proxy_figure_shows_what_the_library_computes(tmp_path):
-    cases = [(0, 0), (-0.45, -0.15), (1, -0.6), (-1.5, 1), (0.7, 0.5)]
-    text, _ = fragments(PROXY)
-    wrong = [
+@figure(
+    "410_layers.proxy",
+    "shift stretch",
+    [(0, 0), (-0.45, -0.15), (1, -0.6), (-1.5, 1), (0.7, 0.5)],
+    [
         ("shift + deviation * t", "shift - deviation * t * t"),
         ("data.bias, 0)", "data.bias, -0.2)"),
         (
@@ -607,85 +537,95 @@ def test_proxy_figure_shows_what_the_library_computes(tmp_path):
             "(v - center) / Math.sqrt(square)",
         ),
         ("deviation = 1 + stretch", "deviation = stretch"),
-    ]
-    check_figure(
-        text,
-        lambda shown: proxy_shows(shown, cases, text),
-        sliders(cases, "shift", "stretch"),
-        tmp_path,
-        wrong,
-    )
-
-
-def rule_shows(shown, cases, text):
-    """Mean and variance by the rule and exactly, and the error for each n,
-    against the library; the nodes against scipy.
+    ],
+)
+def proxy(page, shift, stretch):
+    """The proxy's statistics against the library's, by quantiles and in closed
+    form; the channel's, and what is left of it, against numpy.
     """
     from normalnorm.layers.proxy import proxy_statistics
 
-    sizes = json.loads(re.search(r"const data = (\{.*?\});", text)[1])["sizes"]
-    for (m, s, n), found in zip(cases, shown):
-        channel = [torch.tensor([v], dtype=torch.float64) for v in (s, m, 0, 0)]
-        exact, *rules = (
-            [v.item() for v in proxy_statistics(*channel, samples=k)]
-            for k in (None, n, *sizes)
-        )
-        off = [100 * (var / exact[1] - 1) for _, var in rules]
-        nodes = scipy.stats.norm.ppf((np.arange(n) + 0.5) / n)
-        for name, expected, width in (
-            ("mean", rules[0][0], 6e-5),
-            ("variance", rules[0][1], 6e-5),
-            ("truemean", exact[0], 6e-5),
-            ("truevariance", exact[1], 6e-5),
-            ("off", off[0], 6e-3),
-            ("last", nodes[-1], 6e-4),
-        ):
-            assert abs(numbers(found[name])[0] - expected) <= width, (
-                m,
-                s,
-                n,
-                name,
-                found[name],
-                expected,
-            )
-        assert found["n"] == str(n)
-        left = np.array(coordinates(found["paths"]["nodes"][-1]))[:, 0]
-        np.testing.assert_allclose(
-            12 * left / 258 - 6, m + s * nodes, atol=3e-3
-        )
-        _, curve, dot = (
-            np.array(coordinates(d)).T for d in found["paths"]["error"]
-        )
-        np.testing.assert_allclose(10 - 50 * curve[1] / 150, off[1:], atol=0.02)
-        np.testing.assert_allclose(
-            [0.3 + 2.7 * dot[0, 0] / 258, 10 - 50 * dot[1, 0] / 150],
-            [np.log10(n), off[0]],
-            atol=0.02,
-        )
-
-
-@browser
-def test_rule_of_quantiles_is_the_librarys(tmp_path):
-    cases = [
-        (0.3, 1, 10),
-        (0.3, 1, 200),
-        (-1, 0.5, 2),
-        (2, 2, 6),
-        (-0.4, 1.5, 400),
+    held = page["data"]
+    given = [
+        torch.tensor([v], dtype=torch.float64)
+        for v in (held["weight"], held["bias"], shift, stretch)
     ]
-    _, text = fragments(PROXY)
-    wrong = [
+    channel = np.maximum(
+        held["weight"] * np.array(held["values"]) + held["bias"], 0
+    )
+    mean, var = (v.item() for v in proxy_statistics(*given, samples=200))
+    exact = proxy_statistics(*given, samples=None)
+    assert abs(var / exact[1].item() - 1) < 0.03
+    z = (channel - mean) / np.sqrt(var + 0.03)
+    close(
+        page,
+        2e-3,
+        mean=mean,
+        variance=var,
+        truemean=channel.mean(),
+        truevariance=channel.var(),
+        left=z.mean(),
+        spread=z.var(),
+    )
+    points = np.array(coordinates(page["paths"]["before"][-1])).T
+    np.testing.assert_allclose(
+        0.85 * (1 - points[1] / 150),
+        scipy.stats.norm.pdf(8 * points[0] / 258 - 4, shift, 1 + stretch),
+        atol=4e-3 / (1 + stretch) ** 2,
+    )
+    # the share of zeros, where the proxy's curve leaves 0
+    left, top = np.array(coordinates(page["paths"]["after"][1])).T
+    at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
+    share = scipy.stats.norm.cdf(
+        -held["bias"] / held["weight"], shift, 1 + stretch
+    )
+    assert abs(at_zero.max() - share) < 0.01
+
+
+@figure(
+    "410_layers.proxy",
+    "m s n",
+    [(0.3, 1, 10), (0.3, 1, 200), (-1, 0.5, 2), (2, 2, 6), (-0.4, 1.5, 400)],
+    [
         ("(i + 0.5) / n)", "(i + 1) / (n + 1))"),
         ("+ m * s * density", "- m * s * density"),
         ("x * x / (2 * k + 1)", "x * x / (2 * k)"),
         ("Math.max(m + s * t, 0)", "Math.abs(m + s * t)"),
-    ]
-    check_figure(
-        text,
-        lambda shown: rule_shows(shown, cases, text),
-        sliders(cases, "m", "s", "n"),
-        tmp_path,
-        wrong,
+    ],
+    number=1,
+)
+def rule_of_quantiles(page, m, s, n):
+    """Mean and variance by the rule and exactly, and the error for each n; the
+    nodes.
+    """
+    from normalnorm.layers.proxy import proxy_statistics
+
+    channel = [torch.tensor([v], dtype=torch.float64) for v in (s, m, 0, 0)]
+    exact, *rules = (
+        [v.item() for v in proxy_statistics(*channel, samples=k)]
+        for k in (None, n, *page["data"]["sizes"])
+    )
+    off = [100 * (var / exact[1] - 1) for _, var in rules]
+    nodes = scipy.stats.norm.ppf((np.arange(n) + 0.5) / n)
+    close(
+        page,
+        6e-5,
+        mean=rules[0][0],
+        variance=rules[0][1],
+        truemean=exact[0],
+        truevariance=exact[1],
+    )
+    close(page, 6e-3, off=off[0])
+    close(page, 6e-4, last=nodes[-1])
+    assert page["n"] == str(n)
+    left = np.array(coordinates(page["paths"]["nodes"][-1]))[:, 0]
+    np.testing.assert_allclose(12 * left / 258 - 6, m + s * nodes, atol=3e-3)
+    _, curve, dot = (np.array(coordinates(d)).T for d in page["paths"]["error"])
+    np.testing.assert_allclose(10 - 50 * curve[1] / 150, off[1:], atol=0.02)
+    np.testing.assert_allclose(
+        [0.3 + 2.7 * dot[0, 0] / 258, 10 - 50 * dot[1, 0] / 150],
+        [np.log10(n), off[0]],
+        atol=0.02,
     )
 
 
@@ -705,126 +645,69 @@ def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
     assert above == high == "rejected, the difference exceeds a³/3"
 
 
-NOISE = "502_analysis.attenuation"
-
-
-def noise_shows(shown, cases):
-    "Lines and factors of the three networks against the library's."
-    from normalnorm.analysis.attenuation import expected_attenuation
-
-    for size, page in zip(cases, shown):
-        for i, kind in enumerate(("none", "layer norm", "batch norm")):
-            expected = expected_attenuation(10**size, 10, kind, 0.5)
-            for side, values in enumerate(expected):
-                lines = page["paths"][("whole", "apart")[side]]
-                left, top = np.array(coordinates(lines[2 * i])).T
-                np.testing.assert_allclose(
-                    10 * left / 258 + 0.5, range(1, 11), atol=5e-3
-                )
-                np.testing.assert_allclose(
-                    2.2 - 3.8 * top / 150,
-                    np.log10(values) - 2 * size,
-                    atol=5e-3,
-                )
-                assert (
-                    abs(numbers(page[f"k{i}"])[side] - values[-1] / 100**size)
-                    < 6e-3
-                )
-
-
-@browser
-def test_noise_figure_shows_what_the_library_expects(tmp_path):
-    cases = [-2, -1, -0.5, 0, 0.5]
-    text = fragment(NOISE)
-    wrong = [
+@figure(
+    "502_analysis.attenuation",
+    "size",
+    [(-2,), (-1,), (-0.5,), (0,), (0.5,)],
+    [
         ("(Math.PI - Math.acos(c)) * c", "Math.acos(c) * c"),
         ("nu = 2 - 2 * cosine", "nu = 1 - cosine"),
         ("nu /= left", "nu *= 1"),
         ("ratio - 2 * root / Math.PI + 1 / Math.PI", "ratio - 1 / Math.PI"),
         ("} else alike = kappa(alike);", "}"),
-    ]
-    check_figure(
-        text,
-        lambda shown: noise_shows(shown, cases),
-        [{"size": size} for size in cases],
-        tmp_path,
-        wrong,
-    )
+    ],
+)
+def noise(page, size):
+    "Lines and factors of the three networks."
+    from normalnorm.analysis.attenuation import expected_attenuation
 
-
-ATTACK = "504_analysis.robustness"
-
-
-def attack_shows(shown, cases, text):
-    "Accuracies and moved points against the library's attack, and corners."
-    from normalnorm.analysis.robustness import fgsm, robust_accuracy
-
-    held = json.loads(re.search(r"const data = (\{.*?\});", text)[1])
-    x = torch.tensor(held["cloud"], dtype=torch.float64).flatten(0, 1)
-    y = torch.arange(2).repeat_interleave(len(x) // 2)
-    for (eps, turn), page in zip(cases, shown):
-        w = torch.tensor([np.cos(np.radians(turn)), np.sin(np.radians(turn))])
-        model = torch.nn.Linear(2, 2, bias=False).double()
-        model.weight.data = torch.stack([-w, w])
-        found = robust_accuracy(model, x, y, (0.0, eps), "fgsm")
-        random = np.mean(
-            [
-                100
-                * ((2 * y - 1) * ((x + eps * torch.tensor(corner)) @ w) > 0)
-                .double()
-                .mean()
-                .item()
-                for corner in (
-                    (1.0, 1.0),
-                    (1.0, -1.0),
-                    (-1.0, 1.0),
-                    (-1.0, -1.0),
-                )
-            ]
-        )
-        for name, expected, width in (
-            ("clean", found[0.0], 0.06),
-            ("worst", found[eps], 0.06),
-            ("random", random, 0.06),
-            ("nearer", eps * w.abs().sum().item(), 6e-4),
-        ):
-            assert abs(numbers(page[name])[0] - expected) <= width, (
-                eps,
-                turn,
-                name,
-                page[name],
-                expected,
+    for i, kind in enumerate(("none", "layer norm", "batch norm")):
+        expected = expected_attenuation(10**size, 10, kind, 0.5)
+        for side, values in enumerate(expected):
+            lines = page["paths"][("whole", "apart")[side]]
+            left, top = np.array(coordinates(lines[2 * i])).T
+            np.testing.assert_allclose(
+                10 * left / 258 + 0.5, range(1, 11), atol=5e-3
             )
-        ends = np.array(
-            [coordinates(d)[0] for d in page["paths"]["plane"][1:-2:2]]
-        ).T
-        moved = fgsm(model, x, y, eps).T
-        np.testing.assert_allclose(
-            5.16 * ends[0] / 258 - 2.58, moved[0], atol=3e-3
-        )
-        np.testing.assert_allclose(1.5 - 3 * ends[1] / 150, moved[1], atol=3e-3)
+            np.testing.assert_allclose(
+                2.2 - 3.8 * top / 150, np.log10(values) - 2 * size, atol=5e-3
+            )
+            factor = numbers(page[f"k{i}"])[side]
+            assert abs(factor - values[-1] / 100**size) < 6e-3
 
 
-@browser
-def test_attack_figure_shows_what_the_library_computes(tmp_path):
-    cases = [(0.3, 21), (0, 21), (0.8, 0), (0.5, -40), (1.2, 75)]
-    text = fragment(ATTACK)
-    wrong = [
+@figure(
+    "504_analysis.robustness",
+    "eps turn",
+    [(0.3, 21), (0, 21), (0.8, 0), (0.5, -40), (1.2, 75)],
+    [
         ("Math.abs(w[0]) + Math.abs(w[1])", "Math.hypot(w[0], w[1])"),
         ("share(e * across(c))", "share(e)"),
         ("v - eps * sides[k]", "v + eps * sides[k]"),
         ("m > loss ? 1 : 0", "m > -loss ? 1 : 0"),
-    ]
-    check_figure(
-        text,
-        lambda shown: attack_shows(shown, cases, text),
-        sliders(cases, "eps", "turn"),
-        tmp_path,
-        wrong,
-    )
+    ],
+)
+def attack(page, eps, turn):
+    "Accuracies and moved points against the library's attack, and corners."
+    from normalnorm.analysis.robustness import fgsm, robust_accuracy
 
-
-GAME = "112_theory.game"
+    x = torch.tensor(page["data"]["cloud"], dtype=torch.float64).flatten(0, 1)
+    y = torch.arange(2).repeat_interleave(len(x) // 2)
+    w = torch.tensor([np.cos(np.radians(turn)), np.sin(np.radians(turn))])
+    model = torch.nn.Linear(2, 2, bias=False).double()
+    model.weight.data = torch.stack([-w, w])
+    found = robust_accuracy(model, x, y, (0.0, eps), "fgsm")
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 2).double()
+    right = (2 * y - 1) * ((x + eps * corners[:, None]) @ w) > 0
+    random = 100 * right.double().mean().item()
+    close(page, 0.06, clean=found[0.0], worst=found[eps], random=random)
+    close(page, 6e-4, nearer=eps * w.abs().sum().item())
+    ends = np.array(
+        [coordinates(d)[0] for d in page["paths"]["plane"][1:-2:2]]
+    ).T
+    moved = fgsm(model, x, y, eps).T
+    np.testing.assert_allclose(5.16 * ends[0] / 258 - 2.58, moved[0], atol=3e-3)
+    np.testing.assert_allclose(1.5 - 3 * ends[1] / 150, moved[1], atol=3e-3)
 
 
 def shaped(shape):
@@ -837,7 +720,19 @@ def shaped(shape):
     return mixture([0.8, 0.2], [normal(0, 1 - k), normal(0, 1 + 4 * k)])
 
 
-def game_shows(shown, cases):
+@figure(
+    "112_theory.game",
+    "signal noise",
+    [(0, 0), (-1, 0), (0, 0.7), (0.4, -0.6), (-0.3, 1)],
+    [
+        ("now = payoff[i][j]", "now = payoff[j][i]"),
+        ("sign * (v - values[found])", "v - values[found]"),
+        ("0.95 * Math.abs(shape) ** 0.25", "0.95 * Math.abs(shape)"),
+        ("1 + 4 * b", "1 + b"),
+    ],
+    button="button[name=signal]",
+)
+def game(page, signal, noise):
     """Pay-offs and best answers against the integrator with error bounds, the
     drawn densities against scipy's.
     """
@@ -846,105 +741,67 @@ def game_shows(shown, cases):
     passed = lambda x, z: (
         mutual_information(shaped(x), shaped(z), 2e-5, 8e-3).value
     )
+    value = passed(signal, noise)
+    close(page, 8e-5, payoff=value, change=value - 0.5 * np.log(2))
+    reply, gets = numbers(page["reply"])
+    counter, leaves = numbers(page["counter"])
+    assert abs(gets - passed(reply, noise)) <= 8e-5
+    assert abs(leaves - passed(signal, counter)) <= 8e-5
+    for near in (-0.1, 0.1):
+        if abs(reply + near) <= 1:
+            assert passed(reply + near, noise) < gets + 8e-5
+        if abs(counter + near) <= 1:
+            assert passed(signal, counter + near) > leaves - 8e-5
+    assert page["answer"]["sliders"] == pytest.approx([reply, noise])
+    assert numbers(page["answer"]["payoff"])[0] == gets
     v = np.linspace(-4, 4, 161)
-    for (signal, noise), values, answered in zip(
-        cases, shown[::2], shown[1::2]
-    ):
-        value = passed(signal, noise)
-        assert abs(numbers(values["payoff"])[0] - value) <= 8e-5, values
-        assert (
-            abs(numbers(values["change"])[0] - value + 0.5 * np.log(2)) <= 8e-5
-        ), values
-        reply, gets = numbers(values["reply"])
-        counter, leaves = numbers(values["counter"])
-        assert abs(gets - passed(reply, noise)) <= 8e-5
-        assert abs(leaves - passed(signal, counter)) <= 8e-5
-        for near in (-0.1, 0.1):
-            if abs(reply + near) <= 1:
-                assert passed(reply + near, noise) < gets + 8e-5
-            if abs(counter + near) <= 1:
-                assert passed(signal, counter + near) > leaves - 8e-5
-        assert answered["sliders"] == pytest.approx([reply, noise])
-        assert numbers(answered["payoff"])[0] == gets
-        for law, d in zip((signal, noise), values["paths"]["laws"]):
-            top = np.array(coordinates(d))[:, 1]
-            np.testing.assert_allclose(
-                1.1 * (150 - top) / 150, shaped(law).pdf(v), atol=2e-3
-            )
+    for law, d in zip((signal, noise), page["paths"]["laws"]):
+        top = np.array(coordinates(d))[:, 1]
+        np.testing.assert_allclose(
+            1.1 * (150 - top) / 150, shaped(law).pdf(v), atol=2e-3
+        )
 
 
-@browser
-def test_game_shows_what_the_integrator_computes(tmp_path):
-    cases = [(0, 0), (-1, 0), (0, 0.7), (0.4, -0.6), (-0.3, 1)]
-    steps = [
-        step
-        for case in sliders(cases, "signal", "noise")
-        for step in (case, "button[name=signal]")
-    ]
-    wrong = [
-        ("now = payoff[i][j]", "now = payoff[j][i]"),
-        ("sign * (v - values[found])", "v - values[found]"),
-        ("0.95 * Math.abs(shape) ** 0.25", "0.95 * Math.abs(shape)"),
-        ("1 + 4 * b", "1 + b"),
-    ]
-    check_figure(
-        fragment(GAME),
-        lambda shown: game_shows(shown, cases),
-        steps,
-        tmp_path,
-        wrong,
-    )
-
-
-STRAIGHT = "140_analysis.gaussianity"
-
-
-def straightness_shows(shown, cases):
-    "R², distance, moments and line of each sample against scipy."
-    q = scipy.stats.probplot(np.arange(200), fit=False)[0]
-    for (lean, tails), values in zip(cases, shown):
-        x = scipy.stats.zscore(np.sinh(2.0**tails * np.arcsinh(q) + lean))
-        slope, _, r = scipy.stats.probplot(x)[1]
-        apart = np.sqrt(np.mean((x - scipy.stats.zscore(q)) ** 2))
-        for name, expected, width in (
-            ("r2", r**2, 6e-5),
-            ("distance", apart, 2e-3),
-            ("skewness", scipy.stats.skew(x), 6e-3),
-            ("kurtosis", scipy.stats.kurtosis(x), 6e-3),
-        ):
-            assert abs(numbers(values[name])[0] - expected) <= width, (
-                lean,
-                tails,
-                name,
-                values[name],
-                expected,
-            )
-        (_, low), (_, high) = coordinates(values["paths"]["qq"][-1])
-        assert abs((low - high) * 11 / 150 - 6.4 * slope) < 0.02
-
-
-@browser
-def test_straightness_is_scipys(tmp_path):
-    cases = [(0, 0), (0.5, 0), (-1, 0), (0, 1), (0, -1), (0.7, -0.4)]
-    wrong = [
+@figure(
+    "140_analysis.gaussianity",
+    "lean tails",
+    [(0, 0), (0.5, 0), (-1, 0), (0, 1), (0, -1), (0.7, -0.4)],
+    [
         ("slope = r / data.spread", "slope = r"),
         ("(r * r).toFixed(4)", "r.toFixed(4)"),
         ("2 - 2 * r)", "1 - r)"),
         ("2 ** tails * Math.asinh(q)", "3 ** tails * Math.asinh(q)"),
-    ]
-    check_figure(
-        fragment(STRAIGHT),
-        lambda shown: straightness_shows(shown, cases),
-        sliders(cases, "lean", "tails"),
-        tmp_path,
-        wrong,
+    ],
+)
+def straightness(page, lean, tails):
+    "R², distance, moments and line."
+    q = scipy.stats.probplot(np.arange(200), fit=False)[0]
+    x = scipy.stats.zscore(np.sinh(2.0**tails * np.arcsinh(q) + lean))
+    slope, _, r = scipy.stats.probplot(x)[1]
+    apart = np.sqrt(np.mean((x - scipy.stats.zscore(q)) ** 2))
+    close(page, 6e-5, r2=r**2)
+    close(page, 2e-3, distance=apart)
+    close(
+        page,
+        6e-3,
+        skewness=scipy.stats.skew(x),
+        kurtosis=scipy.stats.kurtosis(x),
     )
+    (_, low), (_, high) = coordinates(page["paths"]["qq"][-1])
+    assert abs((low - high) * 11 / 150 - 6.4 * slope) < 0.02
 
 
-WHITENING = "250_theory.whitening"
-
-
-def whitening_shows(shown, cases):
+@figure(
+    "250_theory.whitening",
+    "rho first second",
+    [(0, 1, 1), (0.8, 1.5, 0.6), (-0.95, 0.3, 2), (0.5, 2, 0.3)],
+    [
+        ("[-b / t, (a + s) / t]", "[b / t, (a + s) / t]"),
+        ("[[(c + s) / t", "[[(a + s) / t"),
+        ("0], [0, 1 / Math.sqrt(c)", "0], [0, 1 / c"),
+    ],
+)
+def whitening(page, rho, first, second):
     """W, the correlations and the three clouds against torch's batch norm and
     the library's whitening of the same samples.
     """
@@ -954,182 +811,140 @@ def whitening_shows(shown, cases):
     z -= z.mean(1, keepdims=True)
     values, vectors = np.linalg.eigh(z @ z.T / 120)
     z = vectors / np.sqrt(values) @ vectors.T @ z
-    for (rho, first, second), page in zip(cases, shown):
-        x = torch.tensor(
-            np.array([[first, 0], [second * rho, second * (1 - rho**2) ** 0.5]])
-            @ z
-        )
-        matrix = whitening_matrix(x.cov(correction=0), 0.0)
-        clouds = (
-            x,
-            torch.nn.functional.batch_norm(
-                x.T, None, None, training=True, eps=1e-12
-            ).T,
-            matrix @ x,
-        )
-        np.testing.assert_allclose(
-            numbers(page["matrix"]), matrix.flatten(), atol=6e-3
-        )
-        assert abs(numbers(page["normed"])[0] - rho) < 6e-3
-        assert page["white"] == "0.00"
-        for panel, cloud in zip(("given", "batch", "whitened"), clouds):
-            left, top = np.array(coordinates(page["paths"][panel][0])).T
-            np.testing.assert_allclose(
-                13.76 * left / 258 - 6.88, cloud[0], atol=4e-3
-            )
-            np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
-
-
-@browser
-def test_whitening_figure_shows_what_the_library_computes(tmp_path):
-    cases = [(0, 1, 1), (0.8, 1.5, 0.6), (-0.95, 0.3, 2), (0.5, 2, 0.3)]
-    wrong = [
-        ("[-b / t, (a + s) / t]", "[b / t, (a + s) / t]"),
-        ("[[(c + s) / t", "[[(a + s) / t"),
-        ("0], [0, 1 / Math.sqrt(c)", "0], [0, 1 / c"),
-    ]
-    check_figure(
-        fragment(WHITENING),
-        lambda shown: whitening_shows(shown, cases),
-        sliders(cases, "rho", "first", "second"),
-        tmp_path,
-        wrong,
+    x = torch.tensor(
+        np.array([[first, 0], [second * rho, second * (1 - rho**2) ** 0.5]]) @ z
     )
-
-
-GEOMETRY = "320_theory.geometry"
-
-
-def landed_shows(shown, cases):
-    """The unit, its answer by torch and the library, length, sum and cosine;
-    both points in the plane.
-    """
-    from normalnorm.layers.core import normality_norm
-
-    face = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
-    for (turn, sigma, mu, eps, way), page in zip(cases, shown):
-        angle = np.deg2rad(turn)
-        u = torch.tensor(
-            mu
-            + sigma * 3**0.5 * (np.array([np.cos(angle), np.sin(angle)]) @ face)
+    matrix = whitening_matrix(x.cov(correction=0), 0.0)
+    normed = torch.nn.functional.batch_norm(
+        x.T, None, None, training=True, eps=1e-12
+    ).T
+    np.testing.assert_allclose(
+        numbers(page["matrix"]), matrix.flatten(), atol=6e-3
+    )
+    close(page, 6e-3, normed=rho)
+    assert page["white"] == "0.00"
+    for panel, cloud in zip(
+        ("given", "batch", "whitened"), (x, normed, matrix @ x)
+    ):
+        left, top = np.array(coordinates(page["paths"][panel][0])).T
+        np.testing.assert_allclose(
+            13.76 * left / 258 - 6.88, cloud[0], atol=4e-3
         )
-        y = (
-            torch.nn.functional.layer_norm(u, (3,), eps=eps)
-            if way == 0
-            else torch.nn.functional.rms_norm(u, (3,), eps=eps)
-            if way == 1
-            else normality_norm(u, (0,), eps=eps)[0]
-        )
-        np.testing.assert_allclose(numbers(page["given"]), u, atol=6e-3)
-        np.testing.assert_allclose(numbers(page["made"]), y, atol=6e-3)
-        for name, expected in (
-            ("length", y.norm()),
-            ("sum", y.sum()),
-            ("cosine", u @ y / u.norm() / y.norm()),
-        ):
-            assert abs(numbers(page[name])[0] - expected) < 6e-4, (
-                turn,
-                sigma,
-                mu,
-                eps,
-                way,
-                name,
-            )
-        for d, point in zip(page["dots"]["plane"], (u, y), strict=True):
-            ((left, top),) = coordinates(d)
-            np.testing.assert_allclose(
-                [10.32 * left / 258 - 5.16, 3 - 6 * top / 150],
-                face @ point.numpy(),
-                atol=6e-3,
-            )
+        np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
 
 
-@browser
-def test_geometry_figure_shows_what_the_layers_compute(tmp_path):
-    cases = [
+@figure(
+    "320_theory.geometry",
+    "turn sigma mu eps way",
+    [
         (40, 1.5, 1, 0, 0),
         (40, 1.5, 1, 0, 1),
         (40, 1.5, 1, 0, 2),
         (200, 0.2, -1.2, 0.3, 0),
         (305, 0.8, 0.4, 0.7, 1),
         (95, 0.4, 0, 0.2, 2),
-    ]
-    text = fragment(GEOMETRY)
-    wrong = [
+    ],
+    [
         ("way === 1 ? 0 : mean(u)", "mean(u)"),
         ("Math.sqrt(dot(c, c) / 3 + eps)", "(dot(c, c) / 3 + eps)"),
         ("derivatives(standard(u))", "derivatives(h)"),
         ("mu + sigma * v", "sigma * v"),
-    ]
-    check_figure(
-        text,
-        lambda shown: landed_shows(shown, cases),
-        sliders(cases, "turn", "sigma", "mu", "eps", "way"),
-        tmp_path,
-        wrong,
-    )
-
-
-CORRELATION = "350_theory.correlation_map"
-
-
-def map_shows(shown, cases):
-    """The correlations after some layers by the library's map, iterated, and
-    the curves of the map.
+    ],
+)
+def geometry(page, turn, sigma, mu, eps, way):
+    """The unit, its answer by torch and the library, length, sum and cosine;
+    both points in the plane.
     """
-    from normalnorm.theory.correlation_map import correlation_map
+    from normalnorm.layers.core import normality_norm
 
-    for (phi, gamma, beta, start, depth), page in zip(cases, shown):
-        activation = ("relu", "gelu", "tanh")[phi]
-        assert page["name"] == activation and int(page["layers"]) == depth
-        curves = page["paths"]["map"][1:]
-        for norm, curve in zip(
-            ("layer", "pre-layer", "proxy", "batch"), curves, strict=True
-        ):
-            c = start
-            for _ in range(depth):
-                c = correlation_map(c, activation, norm, gamma, beta)
-            assert abs(float(page[norm]) - c) < 3e-3, (phi, norm, page[norm], c)
-            x, y = coordinates(curve)[30]  # the middle one of 61
-            assert (
-                abs(
-                    1
-                    - y / 150
-                    - correlation_map(x / 258, activation, norm, gamma, beta)
-                )
-                < 2e-3
-            )
+    face = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
+    angle = np.deg2rad(turn)
+    u = torch.tensor(
+        mu + sigma * 3**0.5 * (np.array([np.cos(angle), np.sin(angle)]) @ face)
+    )
+    y = (
+        torch.nn.functional.layer_norm(u, (3,), eps=eps)
+        if way == 0
+        else torch.nn.functional.rms_norm(u, (3,), eps=eps)
+        if way == 1
+        else normality_norm(u, (0,), eps=eps)[0]
+    )
+    np.testing.assert_allclose(numbers(page["given"]), u, atol=6e-3)
+    np.testing.assert_allclose(numbers(page["made"]), y, atol=6e-3)
+    cosine = u @ y / u.norm() / y.norm()
+    close(page, 6e-4, length=y.norm(), sum=y.sum(), cosine=cosine)
+    for d, point in zip(page["dots"]["plane"], (u, y), strict=True):
+        ((left, top),) = coordinates(d)
+        np.testing.assert_allclose(
+            [10.32 * left / 258 - 5.16, 3 - 6 * top / 150],
+            face @ point.numpy(),
+            atol=6e-3,
+        )
 
 
-@browser
-def test_correlation_figure_shows_the_library_s_map(tmp_path):
-    cases = [
+@figure(
+    "350_theory.correlation_map",
+    "phi gamma beta start depth",
+    [
         (0, 0.2, 0.2, 0.1, 20),
         (1, 0.2, 0.2, 0.5, 5),
         (2, 0, 0, 0.9, 7),
         (0, 0, 0, 0.9, 50),
         (2, 0.4, 0.4, 0.2, 3),
         (0, 0.4, 0, 0.3, 4),
-    ]
-    wrong = [
+    ],
+    [
         ("sum * c + p", "sum * c - p"),
         ("s.rest * Math.pow", "0 * Math.pow"),
         ("found.layer.p[0]", "found.proxy.p[0]"),
         ("Math.round(gamma / 0.2)", "Math.round(beta / 0.2)"),
-    ]
-    check_figure(
-        fragment(CORRELATION),
-        lambda shown: map_shows(shown, cases),
-        sliders(cases, "phi", "gamma", "beta", "start", "depth"),
-        tmp_path,
-        wrong,
-    )
+    ],
+)
+def correlation(page, phi, gamma, beta, start, depth):
+    "The correlations after some layers, and the curves of the map."
+    from normalnorm.theory.correlation_map import correlation_map
+
+    activation = ("relu", "gelu", "tanh")[phi]
+    assert page["name"] == activation and int(page["layers"]) == depth
+    for norm, curve in zip(
+        ("layer", "pre-layer", "proxy", "batch"),
+        page["paths"]["map"][1:],
+        strict=True,
+    ):
+        mapped = lambda c: correlation_map(c, activation, norm, gamma, beta)
+        c = start
+        for _ in range(depth):
+            c = mapped(c)
+        assert abs(float(page[norm]) - c) < 3e-3, (norm, page[norm], c)
+        x, y = coordinates(curve)[30]  # the middle one of 61
+        assert abs(1 - y / 150 - mapped(x / 258)) < 2e-3
 
 
-GROWTH = "365_scale_in_training"
-
-
-def growth_shows(shown, cases):
+@figure(
+    "365_scale_in_training",
+    "lr decay g start m",
+    [
+        (-1.3, -2.3, 0, 0.5, 0.9),
+        (-1.3, -2.3, 0.5, 0.5, 0.9),
+        (-0.5, -2, -0.5, -0.5, 0.0),
+        (-1, -3, 0, 1, 0.5),
+    ],
+    [
+        (
+            "p = m * m * p + 2 * m * decay * q",
+            "p = m * m * p - 2 * m * decay * q",
+        ),
+        (
+            "s += lr ** 2 * p - 2 * lr * along",
+            "s += lr ** 2 * p + 2 * lr * along",
+        ),
+        ("q = along - lr * p", "q = along"),
+        ("(1 - m) * (2 - x)", "(2 - x)"),
+        ("Math.sqrt(x / 2)", "Math.sqrt(x)"),
+        ("g ** 2 / s;", "g ** 2;"),
+    ],
+)
+def growth(page, *logs):
     """The equilibrium by the claim of the chapter and, without momentum, by the
     library; both paths by vectors with gradients at right angles.
     """
@@ -1143,108 +958,80 @@ def growth_shows(shown, cases):
         c.formula for c in ledger() if c.id == "scale-momentum-equilibrium"
     )
     value = lambda text: float(text.rstrip("°").replace("−", "-"))
-    for (*logs, m), page in zip(cases, shown):
-        lr, decay, g, start = (10**v for v in logs)
-        factor, cosine = law(lr, decay, m)
-        length, turn = (factor * g**2) ** 0.25, np.degrees(np.arccos(cosine))
-        if m == 0:
-            assert abs(length - equilibrium_norm(g, lr, decay)) < 1e-9
-            assert abs(turn - np.degrees(equilibrium_angle(lr, decay))) < 1e-6
-        time = (1 - m) / (4 * lr * decay)
-        for name, expected in (
-            ("length", length),
-            ("turn", turn),
-            ("time", time),
-            ("rate", lr),
-            ("slope", g),
-        ):
-            assert abs(value(page[name]) / expected - 1) < 6e-3, (name, page)
-        if time < 1e4:  # there long before the end
-            assert abs(value(page["last"]) / length - 1) < 6e-3
-            assert abs(value(page["turned"]) / turn - 1) < 6e-3
-        w, v, found = np.array([start, 0, 0, 0]), np.zeros(4), []
-        for step in range(1, 101):
-            basis, _ = np.linalg.qr(np.stack([w, v, *np.eye(4)[1:3]], 1))
-            v = m * v + basis[:, 3] * g / np.linalg.norm(w) + decay * w
-            before, w = w, w - lr * v
-            across = w - (w @ before) / (before @ before) * before
-            found.append(
-                (
-                    step,
-                    np.linalg.norm(w),
-                    np.degrees(
-                        np.arctan2(
-                            np.linalg.norm(across),
-                            w @ before / np.linalg.norm(before),
-                        )
-                    ),
-                )
-            )
-        found = np.log10(found)
-        for column, (panel, low, high) in enumerate(
-            (("length", -1.2, 2.4), ("turn", -4.5, 2.0)), 1
-        ):
-            line, path = page["paths"][panel]
-            points = np.array(coordinates(path))
-            at = points[:, 0] / 258 * 5 <= 2
-            assert at.sum() > 30
-            np.testing.assert_allclose(
-                high - (high - low) * points[at, 1] / 150,
-                np.interp(points[at, 0] / 258 * 5, *found[:, [0, column]].T),
-                atol=0.01,
-            )
-            (_, height), _ = coordinates(line)
-            assert (
-                abs(
-                    high
-                    - (high - low) * height / 150
-                    - np.log10((length, turn)[column - 1])
-                )
-                < 0.01
-            )
+    *logs, m = logs
+    lr, decay, g, start = (10**v for v in logs)
+    factor, cosine = law(lr, decay, m)
+    length, turn = (factor * g**2) ** 0.25, np.degrees(np.arccos(cosine))
+    if m == 0:
+        assert abs(length - equilibrium_norm(g, lr, decay)) < 1e-9
+        assert abs(turn - np.degrees(equilibrium_angle(lr, decay))) < 1e-6
+    time = (1 - m) / (4 * lr * decay)
+    expected = {
+        "length": length,
+        "turn": turn,
+        "time": time,
+        "rate": lr,
+        "slope": g,
+    }
+    if time < 1e4:  # there long before the end
+        expected |= {"last": length, "turned": turn}
+    for name, wanted in expected.items():
+        assert abs(value(page[name]) / wanted - 1) < 6e-3, (name, page)
+    w, v, found = np.array([start, 0, 0, 0]), np.zeros(4), []
+    for step in range(1, 101):
+        basis, _ = np.linalg.qr(np.stack([w, v, *np.eye(4)[1:3]], 1))
+        v = m * v + basis[:, 3] * g / np.linalg.norm(w) + decay * w
+        before, w = w, w - lr * v
+        across = w - (w @ before) / (before @ before) * before
+        along = w @ before / np.linalg.norm(before)
+        angle = np.degrees(np.arctan2(np.linalg.norm(across), along))
+        found.append((step, np.linalg.norm(w), angle))
+    steps, *found = np.log10(found).T
+    for panel, low, high, path_of, limit in (
+        ("length", -1.2, 2.4, found[0], length),
+        ("turn", -4.5, 2.0, found[1], turn),
+    ):
+        line, path = page["paths"][panel]
+        points = np.array(coordinates(path))
+        at = points[:, 0] / 258 * 5 <= 2
+        assert at.sum() > 30
+        np.testing.assert_allclose(
+            high - (high - low) * points[at, 1] / 150,
+            np.interp(points[at, 0] / 258 * 5, steps, path_of),
+            atol=0.01,
+        )
+        (_, height), _ = coordinates(line)
+        drawn = high - (high - low) * height / 150
+        assert abs(drawn - np.log10(limit)) < 0.01
 
 
 @browser
-def test_growth_figure_follows_vectors_to_the_law(tmp_path):
-    names = ("lr", "decay", "g", "start", "m")
-    cases = [
-        (-1.3, -2.3, 0, 0.5, 0.9),
-        (-1.3, -2.3, 0.5, 0.5, 0.9),
-        (-0.5, -2, -0.5, -0.5, 0.0),
-        (-1, -3, 0, 1, 0.5),
-    ]
-    text = fragment(GROWTH)
-    wrong = [
-        (
-            "p = m * m * p + 2 * m * decay * q",
-            "p = m * m * p - 2 * m * decay * q",
-        ),
-        (
-            "s += lr ** 2 * p - 2 * lr * along",
-            "s += lr ** 2 * p + 2 * lr * along",
-        ),
-        ("q = along - lr * p", "q = along"),
-        ("(1 - m) * (2 - x)", "(2 - x)"),
-        ("Math.sqrt(x / 2)", "Math.sqrt(x)"),
-        ("g ** 2 / s;", "g ** 2;"),
-    ]
-    steps = sliders(cases, *names)
-    check_figure(
-        text, lambda shown: growth_shows(shown, cases), steps, tmp_path, wrong
+def test_buttons_of_the_growth_figure(tmp_path):
+    here, same = drag(
+        fragment("365_scale_in_training"),
+        ["button.here", "button.same"],
+        tmp_path,
     )
-    here, same = drag(text, ["button.here", "button.same"], tmp_path)
     assert here["turn"] == same["turn"] and here["length"] != same["length"]
 
 
-LAMBERT = "262_theory.lambert"
-
-
-def tails_shown(shown, cases):
+@figure(
+    "262_theory.lambert",
+    "nu delta",
+    [(3, 0), (3, 0.43), (3, 1.5), (3, -0.05), (5, 0.2), (15, 0.05)],
+    [
+        ("-lambert(delta * z * z) / 2", "-lambert(delta * z)"),
+        ("x * Math.exp(-w)) / (1 + w)", "x) / (1 + w)"),
+        ("-delta * z * z / 2 :", "delta * z * z / 2 :"),
+        ("v => v ** 4", "v => v ** 2"),
+    ],
+    button="button",
+)
+def tails(page, nu, delta):
     """Kurtosis and straightness against scipy, with scipy's W; the curve too,
     and that the button makes the kurtosis 3.
     """
-    levels = (np.arange(200) + 0.5) / 200
-    bent = lambda z, delta: (
+    bent = lambda z: (
         z
         * np.exp(
             -delta * z * z / 2
@@ -1252,72 +1039,21 @@ def tails_shown(shown, cases):
             else -scipy.special.lambertw(delta * z * z).real / 2
         )
     )
-    for (nu, delta), values in zip(cases, shown):
-        z = scipy.stats.zscore(scipy.stats.t.ppf(levels, nu))
-        u = bent(z, delta)
-        for name, expected, width in (
-            ("before", scipy.stats.kurtosis(z, fisher=False), 6e-3),
-            ("after", scipy.stats.kurtosis(u, fisher=False), 6e-3),
-            ("crooked", qq_r2(torch.tensor(z)).item(), 6e-5),
-            ("straight", qq_r2(torch.tensor(u)).item(), 6e-5),
-        ):
-            assert abs(numbers(values[name])[0] - expected) <= width, (
-                nu,
-                delta,
-                name,
-                values[name],
-                expected,
-            )
-        left, top = np.array(coordinates(values["paths"]["bend"][-1])).T
-        x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
-        np.testing.assert_allclose(y, bent(x, delta), atol=1.5e-2)
-    assert abs(numbers(shown[-1]["after"])[0] - 3) <= 0.02
+    z = scipy.stats.zscore(scipy.stats.t.ppf((np.arange(200) + 0.5) / 200, nu))
+    kurtosis = lambda x: scipy.stats.kurtosis(x, fisher=False)
+    straight = lambda x: qq_r2(torch.tensor(x)).item()
+    close(page, 6e-3, before=kurtosis(z), after=kurtosis(bent(z)))
+    close(page, 6e-5, crooked=straight(z), straight=straight(bent(z)))
+    left, top = np.array(coordinates(page["paths"]["bend"][-1])).T
+    x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
+    np.testing.assert_allclose(y, bent(x), atol=1.5e-2)
+    close(page["answer"], 0.02, after=3)
 
 
-@browser
-def test_tails_are_pulled_in_as_by_scipy(tmp_path):
-    cases = [(3, 0), (3, 0.43), (3, 1.5), (3, -0.05), (5, 0.2), (15, 0.05)]
-    wrong = [
-        ("-lambert(delta * z * z) / 2", "-lambert(delta * z)"),
-        ("x * Math.exp(-w)) / (1 + w)", "x) / (1 + w)"),
-        ("-delta * z * z / 2 :", "delta * z * z / 2 :"),
-        ("v => v ** 4", "v => v ** 2"),
-    ]
-    check_figure(
-        fragment(LAMBERT),
-        lambda shown: tails_shown(shown, cases),
-        [*sliders(cases, "nu", "delta"), "button"],
-        tmp_path,
-        wrong,
-        noticed=(AssertionError, IndexError),
-    )
-
-
-SEEDS = "755_experiments.statistics"
-
-
-def seeds_show(shown, cases, draws):
-    "Half-width, counts and power of each case against scipy and the library."
-    from normalnorm.experiments.statistics import detection_power
-
-    for (n, ratio), values in zip(cases, shown):
-        t = scipy.stats.t.ppf(0.975, n - 1)
-        assert (values["n"], float(values["ratio"])) == (str(n), ratio)
-        assert abs(float(values["half"]) - t / n**0.5) <= 6e-3
-        test = scipy.stats.ttest_1samp(draws[:, :n] + ratio, 0, axis=1)
-        low, high = test.confidence_interval()
-        assert int(values["seen"]) == (test.pvalue < 0.05).sum()
-        assert int(values["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
-        power = detection_power(n, ratio)
-        assert abs(float(values["power"]) / 100 - power) <= 1.1e-3
-        ((left, top),) = coordinates(values["dots"]["power"][0])
-        assert abs(3 * left / 258 - ratio) < 2e-3
-        assert abs(1.02 * (1 - top / 150) - power) < 2e-3
-
-
-@browser
-def test_seeds_figure_shows_the_t_laws(tmp_path):
-    cases = [
+@figure(
+    "755_experiments.statistics",
+    "n ratio",
+    [
         (2, 1),
         (2, 3),
         (3, 0),
@@ -1328,19 +1064,34 @@ def test_seeds_figure_shows_the_t_laws(tmp_path):
         (30, 0),
         (30, 0.55),
         (30, 3),
-    ]
-    text = fragment(SEEDS)
-    draws = np.array(json.loads(re.search(r'"draws": ?(\[\[.*?\]\])', text)[1]))
-    assert draws.shape == (40, 30)
-    wrong = [
+    ],
+    [
         ("s ** (df - 1)", "s ** df"),
         ("Math.sqrt(n) * ratio", "n * ratio"),
         ("t * s / Math.sqrt(n)", "1.96 * s / Math.sqrt(n)"),
-    ]
-    check_figure(
-        text,
-        lambda shown: seeds_show(shown, cases, draws),
-        sliders(cases, "n", "ratio"),
-        tmp_path,
-        wrong,
-    )
+    ],
+)
+def seeds(page, n, ratio):
+    "Half-width, counts and power."
+    from normalnorm.experiments.statistics import detection_power
+
+    draws = np.array(page["data"]["draws"])
+    assert draws.shape == (40, 30)
+    assert (page["n"], float(page["ratio"])) == (str(n), ratio)
+    close(page, 6e-3, half=scipy.stats.t.ppf(0.975, n - 1) / n**0.5)
+    test = scipy.stats.ttest_1samp(draws[:, :n] + ratio, 0, axis=1)
+    low, high = test.confidence_interval()
+    assert int(page["seen"]) == (test.pvalue < 0.05).sum()
+    assert int(page["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
+    power = detection_power(n, ratio)
+    assert abs(float(page["power"]) / 100 - power) <= 1.1e-3
+    ((left, top),) = coordinates(page["dots"]["power"][0])
+    assert abs(3 * left / 258 - ratio) < 2e-3
+    assert abs(1.02 * (1 - top / 150) - power) < 2e-3
+
+
+@browser
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_what_is_computed(name, tmp_path):
+    chapter, number, check = FIGURES[name]
+    check(fragments(chapter)[number], tmp_path)

@@ -1,7 +1,7 @@
 // What a figure to drag shows after each step: a slider's name and value for
 // each that is moved, or the selector of a button.
-(steps, figure) => {
-  const root = document.querySelectorAll(".live")[figure];
+(steps) => {
+  const root = document.querySelector(".live");
   const move = (name, value) => {
     const slider = root.querySelector(name ? `input[name=${name}]` : "input");
     slider.value = value;

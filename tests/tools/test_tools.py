@@ -508,20 +508,39 @@ def test_relative_imports_are_resolved():
 # ---- the runner -------------------------------------------------------------
 
 
+HASH = "def source_hash(): return hash(open(normalnorm.first.__file__).read())"
+COMPILED = (
+    "exec(compile('def h(x): return x + 1', normalnorm.first.__file__, 'exec'))"
+    "\\ntorch.compile(h, backend='eager')(torch.ones(2))"
+)
+STALE = "Run(Chapter('020_theory.second', Path.cwd().parent)).stale()"
+
+
 @pytest.mark.parametrize(
-    "shows, docstring", [("g()", ""), ("inspect.getsource(f)", "changed")]
+    "shows, docstring",
+    [
+        ("g()  # doctest: +ELLIPSIS, '__doc__'", ""),
+        (f"import normalnorm\\n{HASH}\\nsource_hash()", ""),
+        (f"import normalnorm, torch\\n{COMPILED}", ""),
+        (
+            f"import sys\\nsys.path.append('{ROOT}')\\n"
+            "from pathlib import Path\\nfrom tools.chapters import Chapter\\n"
+            f"from tools.run import Run\\n{STALE}",
+            "",
+        ),
+        ("import inspect\\ninspect.getsource(f)", "changed"),
+        ("f.__doc__", "changed"),
+    ],
+    ids=["calls", "hashes", "compiles", "asks", "shows", "shows-docstring"],
 )
 def test_a_docstring_makes_only_stale_what_shows_it(checkout, shows, docstring):
     second = chapter("020_theory.second", checkout)
-    edit(
-        checkout,
-        "020_theory.second",
-        "assert 1 + 1 == 2",
-        f"import inspect\\n{shows}",
-    )
+    edit(checkout, "020_theory.second", "assert 1 + 1 == 2", shows)
     module = checkout / "normalnorm/first.py"
     text = module.read_text()
     run.execute(second)
+    if STALE in shows:  # reads files once there is a record
+        run.execute(second)
     for old, new, reason in (
         ("One.", "One!", docstring),
         ("return 1", "return  1  # one", docstring),
