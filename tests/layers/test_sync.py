@@ -277,8 +277,8 @@ def test_exchanges_and_stages(saved):
     world, parts = saved
     for shape in SHAPES:
         for option, expected in EXPECTED.items():
-            for share, p in zip(SHARES[world], parts):
-                one = share == 0 or share == 1 and shape == "matrix"
+            for rows, p in zip(SHARES[world], parts):
+                one = rows == 0 or rows == 1 and shape == "matrix"
                 assert p["kernel", shape, option][1] == (
                     (*expected[:2], 0) if one else expected
                 ), (shape, option)

@@ -6,6 +6,7 @@ All tests of the kernel, other compilers, ARM and the sanitizers:
 `make test-processors`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -149,12 +150,8 @@ def driver(held, tmp_path):
 
 
 def outcome_of(program: Path, file: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [str(program), str(file)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
-    )
+    passive = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    return processors.ran([str(program), str(file)], env=passive)
 
 
 @OLDER
@@ -328,17 +325,17 @@ def test_recorded_outcomes():
 
 def test_every_combination_is_a_part():
     names = [p.name for p in processors.parts()]
-    assert len(names) == len({processors.slug(n) for n in names})
-    for compiler in ("gcc", "clang"):
-        for instructions in ("AVX-512", "AVX2", "SSE2"):
-            assert {
-                f"driver {compiler} {instructions}",
-                *(
-                    f"tests {compiler} {instructions} {t}"
-                    for t in ("1 thread", "2 threads", "4 threads")
-                ),
-            } <= set(names)
-        assert f"driver {compiler} aarch64, emulated" in names
+    wanted = {
+        f"{part} {compiler} {instructions}{threads}"
+        for compiler in processors.COMPILERS
+        for instructions in processors.SETS
+        for part, threads in (
+            ("driver", ""),
+            *(("tests", f" {t}") for t in ("1 thread", "2 threads")),
+            ("tests", " 4 threads"),
+        )
+    } | {f"driver {c} aarch64, emulated" for c in processors.COMPILERS}
+    assert wanted <= set(names) and len(names) == len(set(names))
     assert sum("sanitizers" in n for n in names) == 6
 
 
@@ -362,7 +359,15 @@ def test_missing_tools(monkeypatch, capsys):
     assert "no part has pdp-11" in capsys.readouterr().err
 
 
-def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    "What is remembered and recorded, elsewhere."
+    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
+    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    return lambda: json.loads(processors.RECORD.read_text())
+
+
+def test_resumed_and_recorded(monkeypatch, kept, capsys):
     """What has passed is not run again, what has failed is; a skipped part says
     why; the record keeps what was run whole.
     """
@@ -377,8 +382,6 @@ def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
 
         return processors.Part(name, (), instructions, run)
 
-    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
-    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(
         processors,
         "parts",
@@ -392,9 +395,8 @@ def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         processors, "lacking", lambda name: "this processor has no avx512f"
     )
-    processors.RECORD.write_text(
-        json.dumps({"whole": {"avx2": {"passed": True}}})
-    )
+    whole = {"avx2": {"passed": True}}
+    processors.RECORD.write_text(json.dumps({"whole": whole}))
     assert processors.main([]) == 1 and ran == ["good", "bad", "worse"]
     assert processors.main(["--record"]) == 1 and ran[3:] == ["bad", "worse"]
     shown = capsys.readouterr().out
@@ -403,21 +405,22 @@ def test_resumed_and_recorded(monkeypatch, tmp_path, capsys):
         and "skipped: this processor has no avx512f" in shown
         and "no such flag" in shown
     )
-    recorded = json.loads(processors.RECORD.read_text())
+    recorded = kept()
     assert {name: o["passed"] for name, o in recorded["parts"].items()} == {
         "good": True,
         "bad": False,
         "worse": False,
         "other": None,
     }
-    assert (
-        recorded["whole"]["avx2"] == {"passed": True}
-        and len(recorded["native source"]) == 64
-        and recorded["compilers"]
-    )
+    assert recorded["whole"] == whole and recorded["compilers"]
+    assert len(recorded["native source"]) == 64
+    # of another state of the code nothing is known
+    monkeypatch.setattr(processors, "key", lambda name: "another")
+    processors.main(["--only", "good"])
+    assert ran[5:] == ["good"]
 
 
-def test_both_commands_whole(monkeypatch, tmp_path, capsys):
+def test_both_commands_whole(monkeypatch, tmp_path, kept, capsys):
     """In a clone, held to the instruction set, the tests also where the book
     fails; the outcome goes to the record. `--again` runs the tests that failed.
     """
@@ -427,60 +430,53 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
         f"FAILED {failed} - AssertionError\nFAILED {gone} - AssertionError\n"
         "2 failed, 30 passed in 4.00s\n"
     )
+    chapters = (
+        "  [1/2] index (3.0 s)\n  [2/2] 282_layers.engines.native FAILED\n"
+    )
 
     def run(command, cwd=None, env=None, stdout=None, **_):
+        code = 0
         if command[:2] == ["git", "clone"]:
             (Path(command[-1]) / "tests").mkdir(parents=True)
             (Path(command[-1]) / "tests/test_a.py").touch()
         elif "tools.build" in command or "pytest" in command:
             commands.append((command[1:], Path(cwd), env))
-            stdout.write(
-                "  [1/2] index (3.0 s)\n"
-                "  [2/2] 282_layers.engines.native FAILED\n"
-                if "tools.build" in command
-                else said
-                if failed not in command
-                else "1 passed in 1.00s\n"
-            )
-            return subprocess.CompletedProcess(
-                command, 0 if failed in command else 2
-            )
-        return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
+            code = 0 if failed in command else 2
+            text = chapters if "tools.build" in command else said
+            stdout.write(text if code else "1 passed in 1.00s\n")
+        return subprocess.CompletedProcess(command, code, stdout="", stderr="")
+
+    def clone(prefix):
+        shutil.rmtree(tmp_path / "in", ignore_errors=True)
+        (tmp_path / "in").mkdir()
+        return str(tmp_path / "in")
 
     monkeypatch.setattr(processors.subprocess, "run", run)
-    monkeypatch.setattr(
-        processors.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "in")
-    )
-    (tmp_path / "in").mkdir()
-    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
-    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(processors.tempfile, "mkdtemp", clone)
     monkeypatch.setattr(processors, "lacking", lambda name: "")
+    monkeypatch.setattr(
+        processors.tempfile,
+        "TemporaryDirectory",
+        lambda prefix: contextlib.nullcontext(tmp_path),
+    )
     assert processors.main(["--whole", "default", "--record"]) == 1
     of_all = "-m pytest -n 2 --dist worksteal tests" + "".join(
         f" --deselect {test}" for test in processors.NOT_HELD
     )
     assert [c for c, *_ in commands] == [["-m", "tools.build"], of_all.split()]
     for _, folder, env in commands:
-        assert (
-            folder == tmp_path / "in" / "clone"
-            and env["PYTHONPATH"] == str(folder)
-            and env["ATEN_CPU_CAPABILITY"] == "default"
-        )
-        assert (
-            Path(env["CXX"])
-            .read_text()
-            .endswith('exec g++ "$@" -march=x86-64\n')
-        )
+        assert str(folder) == env["PYTHONPATH"] == str(tmp_path / "in/clone")
+        compiler = Path(env["CXX"]).read_text()
+        assert compiler.endswith('exec g++ "$@" -march=x86-64\n')
+        assert env["ATEN_CPU_CAPABILITY"] == "default"
         assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "in" / "cache"
-    whole = json.loads((tmp_path / "record.json").read_text())["whole"][
-        "default"
-    ]
-    assert (
-        not whole["passed"]
-        and whole["book"]["failures"]
-        == ["[2/2] 282_layers.engines.native FAILED"]
-        and whole["book"]["summary"] == "2 chapters run"
-    )
+    whole = kept()["whole"]["default"]
+    assert not whole["passed"] and whole["book"] | {"seconds": 0} == {
+        "passed": False,
+        "summary": "2 chapters run",
+        "failures": ["[2/2] 282_layers.engines.native FAILED"],
+        "seconds": 0,
+    }
     assert whole["tests"] | {"seconds": 0} == {
         "passed": False,
         "summary": "2 failed, 30 passed",
@@ -488,13 +484,10 @@ def test_both_commands_whole(monkeypatch, tmp_path, capsys):
         "seconds": 0,
     }
     assert "282_layers.engines.native FAILED" in capsys.readouterr().out
-    shutil.rmtree(tmp_path / "in")
-    (tmp_path / "in").mkdir()
     again = ["--whole", "default", "--record", "--again"]
     assert processors.main(again) == 0
     assert commands[-1][0] == ["-m", "pytest", *of_all.split()[2:6], failed]
-    record = json.loads((tmp_path / "record.json").read_text())
-    after = record["whole"]["default"]
+    after = kept()["whole"]["default"]
     assert after["passed"] and after["again"]["tests"]["summary"] == "1 passed"
     assert after["tests"] == whole["tests"]
     assert after["again"]["no longer asked"] == [gone]
