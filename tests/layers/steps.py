@@ -81,18 +81,19 @@ def python(code: str, *arguments, timeout: int = 300, **environment) -> str:
     return done.stdout
 
 
-def together(count: int, worker: Callable, *arguments) -> list:
+def together(count: int, worker: Callable, *arguments, also: str = "") -> list:
     """What `worker(rank, *arguments)`, a function of a test's module, returns
     in each of `count` processes of one group.
 
     Processes are slow to start: let a worker compute everything that a module's
-    tests look at.
+    tests look at. `also`: a module that is imported before they part.
     """
     module = f"tests.layers.{worker.__module__.rpartition('.')[2]}"
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
         return in_processes(
             count,
-            f"import tests.layers.steps as steps, {module}; steps.member("
+            f"import tests.layers.steps as steps, {also or 'os'}, {module}; "
+            f"steps.member("
             f"{module!r}, {worker.__name__!r}, {{rank}}, '{{folder}}', "
             f"{count}, {arguments!r})",
         )

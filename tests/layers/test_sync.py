@@ -390,6 +390,8 @@ def test_compiled_as_one_graph():
     multiple of four. PyTorch's own layer is no reference here: it refuses
     tensors on a CPU, and on GPUs it breaks the graph (pytorch#156680).
     """
-    for (eager, compiled), theirs in together(2, compiled_worker):
+    for (eager, compiled), theirs in together(
+        2, compiled_worker, also="torch._dynamo"
+    ):
         assert "expected input tensor to be on" in theirs
         torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=5e-6)
