@@ -638,26 +638,6 @@ def carried(place, monkeypatch):
     return files
 
 
-def test_carried(place, carried, capsys):
-    """Without a compiler, a word or a cache; for each level its own file, which
-    is loaded by nothing but its name.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        library = load(place, "seven", "threads")
-    assert library.seven() == 7 and library.threads(2) == 2
-    assert library._name == str(carried[len(compiler._levels()) - 1])
-    assert not (place / "cache").exists() and capsys.readouterr() == ("", "")
-    assert {p.name for p in (place / "carried").iterdir()} == {
-        p.name for p in carried
-    }
-    for number, level in enumerate(compiler._levels(), 1):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "_levels", lambda n=number: LEVELS[:n])
-            assert load(place)._name == str(carried[number - 1])
-            assert f"-{level}-0-" in carried[number - 1].name
-
-
 def test_carried_flags_are_those_of_load(place, monkeypatch):
     "Compiled with the same words, but for the names of files."
     if not compiler._levels() or "clang" in Path(USUAL).resolve().name:

@@ -7,16 +7,14 @@ import contextlib
 import copy
 import pickle
 import re
-import warnings
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import normalnorm
-from normalnorm.experiments.models import SmallResNet, build
+from normalnorm.experiments.models import build
 from normalnorm.layers.backends import set_backend
 from normalnorm.layers.conversion import to_normality
 from normalnorm.layers.factory import norm_layer
@@ -608,17 +606,6 @@ def onnx_of(model, u):
     return lambda u: torch.from_numpy(session.run(None, {name: u.numpy()})[0])
 
 
-def test_factories_in_this_packages_models():
-    assert isinstance(
-        SmallResNet(width=4, norm=norm_layer("batch", noise=0.2)).stem_norm,
-        normalnorm.BatchNormalNorm2d,
-    )
-    assert isinstance(
-        build("small_vit", norm=norm_layer("layer")).norm,
-        normalnorm.LayerNormalNorm,
-    )
-
-
 def test_factories_in_timm_and_torchvision():
     timm = installed("timm")
     models = installed("torchvision.models")
@@ -728,28 +715,6 @@ def test_onnx_near_a_logarithm():
     found = onnx_of(layer, u)(u).double()
     expected = layer.double()(u.double())
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_weights_of_a_swa_model_get_their_averages():
-    """The use that update_bn is for: averaged weights, whose running averages
-    are those of no network.
-    """
-    model = net(noise=0.0)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    with torch.no_grad(), warnings.catch_warnings():
-        for _ in range(2):
-            model[0].weight.add_(torch.randn_like(model[0].weight))
-            average.update_parameters(model)
-    batches = [torch.randn(16, 2, 6, 6).exp() for _ in range(3)]
-    update_bn(batches, average)
-    inner = average.module
-    first = [F.conv2d(b, inner[0].weight, inner[0].bias) for b in batches]
-    torch.testing.assert_close(
-        inner[1].running_mean,
-        sum(u.mean((0, 2, 3)) for u in first) / 3,
-        rtol=1e-4,
-        atol=1e-4,
-    )
 
 
 # --- decorrelated layers

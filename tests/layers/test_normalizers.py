@@ -255,17 +255,6 @@ def test_a_converted_root_mean_square_norm_and_back():
     assert not any("eps" in k for m in back[1:] for k in vars(m) if k != "eps")
 
 
-def test_a_root_mean_square_norm_takes_nested_tensors():
-    parts = [images((n, 7), dtype=torch.float32) for n in (2, 5)]
-    layer = RootMeanSquareNorm(7)
-    for layout in (torch.strided, torch.jagged):
-        found = layer(torch.nested.nested_tensor(parts, layout=layout))
-        for a, b in zip(found.unbind(), parts):
-            torch.testing.assert_close(a, layer(b))
-    with pytest.raises(ValueError, match="last axes must be"):
-        layer(torch.ones(3, 5))
-
-
 RECOGNIZED = pytest.mark.parametrize(
     "recognized",
     [hybrids._in_backward, hybrids._backward_above],

@@ -5,16 +5,12 @@ precisions, compilers, copies, the training loop, accumulation, bad input.
 import copy
 import pickle
 import warnings
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normalnorm.experiments.networks.simple import MLP
-from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.train import take_terms, train
 from normalnorm.layers.prelayer import PreLayerNormLinear
 from normalnorm.layers.regnorm import (
     PreRegNormConv1d,
@@ -198,29 +194,6 @@ def test_copies_and_checkpoints():
     layer.load_state_dict(nn.Linear(4, 6).state_dict())
     PreLayerNormLinear(4, 6).load_state_dict(layer.state_dict())
     assert "distinct=True" in repr(layer) and "scale=rms" in repr(layer)
-
-
-def test_in_the_training_loop():
-    torch.manual_seed(0)
-    x = torch.randn(64, 6) + 1
-    y = (x.sum(1) > 6).long()
-    data = {"train": (x, y), "validation": (x, y), "test": (x, y)}
-    settings = Settings(epochs=10, batch=16, optimizer="adamw", lr=1e-2)
-    shares = []
-    for penalty in (
-        partial(regnorm_penalty, strength=0.3),
-        take_terms,
-        partial(regnorm_penalty, strength=0.0),
-    ):
-        torch.manual_seed(1)
-        model = MLP(2, 6, [8, 8], norm=nn.Identity, linear=RegNormLinear)
-        outcome = train(model, data, settings, penalty=penalty)
-        assert outcome["history"][0]["train_penalty"] >= 0
-        model.train()(x)
-        shares.append(regnorm_penalty(model).item())
-    assert shares[1] < shares[0] < shares[2]
-    with pytest.raises(ValueError, match="no penalty takes it"):
-        train(model, data, settings)
 
 
 def test_several_layers_are_summed_and_taken():

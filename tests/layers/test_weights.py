@@ -12,7 +12,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 from normalnorm.layers.parametrizations import (
     PARAMETRIZATIONS,
-    degrees,
     weight_standardization,
 )
 from normalnorm.layers.weights import (
@@ -243,25 +242,6 @@ def test_each_form_is_saved_copied_taken_off_and_trained(name):
         parametrize.remove_parametrizations(layer, "weight")
         assert list(dict(layer.named_parameters())) == ["bias", "weight"]
         torch.testing.assert_close(layer(x), expected)
-
-
-def test_degrees_of_freedom_by_hand():
-    "Of 4 units with 5 inputs; and of one unit a spectral norm is a length."
-    found = {
-        name: degrees(form.wrap, 5, 4)
-        for name, form in PARAMETRIZATIONS.items()
-    }
-    assert found == {
-        "none": (20, 20),
-        "weight norm": (20, 20),
-        "weight norm of the tensor": (20, 20),
-        "centred weight norm": (16, 16),
-        "weight standardization": (12, 16),
-        "scaled, with gain": (16, 16),
-        "spectral norm": (19, 20),
-        "normality": (16, 16),
-    }
-    assert degrees(PARAMETRIZATIONS["spectral norm"].wrap, 5, 1) == (4, 5)
 
 
 def test_standardized_weights_in_half_precision_and_at_the_edges():
