@@ -30,7 +30,7 @@ from normalnorm.layers.noise import normal_noise
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import power_transform_derivative
 from tests.layers.steps import step
-from tools import processors
+from tools import processors, rows
 
 ROOT = Path(normalnorm.__file__).parents[1]
 COLUMN = (1, 3, 1, 1)
@@ -54,6 +54,17 @@ CASES = {
     "large": ((24, 3, 14, 14), (0, 2, 3), COLUMN),
     "columns of four": ((70, 68), (0,), (68,)),
     "shared weight": ((4, 6, 9), (0, 2), (1, 1, 1)),
+}
+
+
+COVERED = ("BatchNormalNorm", "InstanceNormalNorm", "LayerN", "GroupN")
+
+
+FORMATS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every second": lambda x: x.repeat_interleave(2, -1)[..., ::2],
 }
 
 
@@ -1351,108 +1362,57 @@ def test_what_is_left_to_the_definition(dtype, options):
 
 
 def random_case(seed):
-    """A layer, made anew at each call, and an input: any shape, layout and
-    dtypes; some are refused.
+    """A layer of the table, made anew at each call, and an input: any shape,
+    layout and dtypes; some are refused. Whether it trains, what is learned, the
+    number of elements of a unit, and the precision of its results.
     """
     choose = random.Random(seed)
-    ndim = choose.choice([2, 3, 4, 5])
-    shape = [choose.choice([1, 2, 3, 4, 5, 7, 8, 16, 17]) for _ in range(ndim)]
+    sizes = {
+        k: choose.choice([1, 2, 3, 4, 5, 7, 8, 16, 17]) for k in rows.SIZES
+    }
+    trial = choose.choice(
+        [
+            t
+            for t in rows.trials(sizes)
+            if t.row.layer.__name__.startswith(COVERED)
+        ]
+    )
     dtype = choose.choice(
         [torch.float32] * 4 + [torch.bfloat16, torch.float16, torch.float64]
     )
+    groups = [d for d in range(1, trial.channels + 1) if not trial.channels % d]
     options = dict(
         noise=choose.choice([0.0, 0.3]),
         noise_kind=choose.choice(["scaled", "unscaled", "dropout"]),
         alpha=choose.choice([1.0, 0.0, 0.5]),
         eps=choose.choice([1e-5, 0.0, 1e-2]),
-        dtype=choose.choice([dtype, torch.float32])
-        if dtype != torch.float64
-        else dtype,
+        affine=choose.random() < 0.7,
+        elementwise_affine=choose.random() < 0.7,
+        track_running_stats=choose.random() < 0.7,
+        momentum=choose.choice([0.1, None]),
+        num_groups=choose.choice(groups),
+        dtype=dtype
+        if dtype == torch.float64
+        else choose.choice([dtype, torch.float32]),
     )
-    affine, track, momentum = (
-        choose.random() < 0.7,
-        choose.random() < 0.7,
-        choose.choice([0.1, None]),
-    )
-    axes, groups = (
-        choose.randrange(1, ndim),
-        choose.choice([d for d in range(1, shape[1] + 1) if shape[1] % d == 0]),
-    )
-    kind = choose.choice(
-        ["Batch", "Instance", "Layer", "Group"]
-        if ndim > 2
-        else ["Batch", "Layer", "Group"]
-    )
-    layout = choose.choice(
-        [
-            "contiguous",
-            "contiguous",
-            "channels last",
-            "transposed",
-            "every second",
-        ]
-    )
-    training, wanted = (
+    size = dict(zip(trial.kind.split(), trial.shape)) | {
+        "G": options["num_groups"]
+    }
+    unit = trial.kind[:-1] if "…" in trial.row.unit else trial.row.unit
+    units = math.prod(size[letter] for letter in unit.split())
+    u = torch.randn(trial.shape, generator=torch.Generator().manual_seed(seed))
+    u = FORMATS[choose.choice([*FORMATS])](u.exp().to(dtype))
+    usual = 1e-12 if dtype == torch.float64 else 3e-4
+    return (
+        lambda: trial.ours(**options),
+        u,
         choose.random() < 0.7,
         choose.choice(["all", "input", "parameters", "nothing"]),
-    )
-    elements = {
-        "Batch": shape[:1] + shape[2:],
-        "Instance": shape[2:],
-        "Layer": shape[-axes:],
-        "Group": [shape[1] // groups, *shape[2:]],
-    }[kind]
-
-    def layer():
-        if kind == "Layer":
-            return normalnorm.LayerNormalNorm(
-                shape[-axes:], elementwise_affine=affine, **options
-            )
-        if kind == "Group":
-            return normalnorm.GroupNormalNorm(
-                groups, shape[1], affine=affine, **options
-            )
-        cls = getattr(normalnorm, f"{kind}NormalNorm{max(ndim - 2, 1)}d")
-        return cls(
-            shape[1],
-            affine=affine,
-            track_running_stats=track,
-            **({"momentum": momentum} if kind == "Batch" else {}),
-            **options,
-        )
-
-    u = (
-        torch.randn(
-            shape[:-1] + [2 * shape[-1]]
-            if layout == "every second"
-            else shape[:-2] + shape[:-3:-1]
-            if layout == "transposed" and ndim > 2
-            else shape,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        .exp()
-        .to(dtype)
-    )
-    if layout == "every second":
-        u = u[..., ::2]
-    elif layout == "transposed" and ndim > 2:
-        u = u.transpose(-1, -2)
-    elif layout == "channels last" and ndim > 3:
-        u = u.to(
-            memory_format=torch.channels_last
-            if ndim == 4
-            else torch.channels_last_3d
-        )
-    precision = max(
-        1e-12 if dtype == torch.float64 else 3e-4,
-        *(
-            4 * torch.finfo(d).eps
-            for d in (dtype, options["dtype"])
-            if d.itemsize == 2
+        u.numel() // units,
+        max(
+            usual, *(4 * torch.finfo(d).eps for d in (dtype, options["dtype"]))
         ),
-        0,
     )
-    return layer, u, training, wanted, math.prod(elements), precision
 
 
 def test_random_layers(monkeypatch):
