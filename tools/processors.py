@@ -39,7 +39,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
-STATE = ROOT / "_build" / "processors"
+STATE = ROOT / "_build" / "processors-outcomes"
 KERNEL, DRIVER = (
     ROOT / "normalnorm/layers/engines/native.cpp",
     ROOT / "tests" / "kernel" / "driver.cpp",

@@ -89,13 +89,13 @@ def together(count: int, worker: Callable, *arguments, also: str = "") -> list:
     tests look at. `also`: a module that is imported before they part.
     """
     module = f"tests.layers.{worker.__module__.rpartition('.')[2]}"
+    before = ", ".join(filter(None, ["tests.layers.steps", also, module]))
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
         return in_processes(
             count,
-            f"import tests.layers.steps as steps, {also or 'os'}, {module}; "
-            f"steps.member("
-            f"{module!r}, {worker.__name__!r}, {{rank}}, '{{folder}}', "
-            f"{count}, {arguments!r})",
+            f"import {before}; tests.layers.steps.member({module!r}, "
+            f"{worker.__name__!r}, {{rank}}, '{{folder}}', {count}, "
+            f"{arguments!r})",
         )
 
 

@@ -385,53 +385,9 @@ def test_batches_that_count_in_all_processes(saved):
             assert momentum is not None or found["mean"] < 1e-12, (kind, found)
 
 
-@pytest.mark.parametrize(
-    "ours, theirs",
-    [
-        (
-            normalnorm.SyncDecorrelatedBatchNorm,
-            normalnorm.DecorrelatedBatchNorm1d,
-        ),
-        (
-            normalnorm.SyncDecorrelatedBatchNormalNorm,
-            normalnorm.DecorrelatedBatchNormalNorm1d,
-        ),
-    ],
-)
-def test_alone_it_is_the_layer_for_one_process(ours, theirs):
-    u, found = torch.randn(6, 5, 4).exp(), []
-    for layer in (ours(5, num_groups=1), theirs(5, num_groups=1)):
-        torch.manual_seed(1)
-        found.append((layer(u), layer.running_covariance))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-    assert list(ours(5).state_dict()) == list(theirs(5).state_dict())
-    for size in ((4, 5), (4, 5, 3, 2), (4, 5, 3, 2, 2)):
-        assert ours(5)(torch.randn(size)).shape == size
-
-
 def test_several_newton_steps_have_no_synchronized_form():
     with pytest.raises(NotImplementedError, match="steps=2"):
         normalnorm.SyncDecorrelatedBatchNormalNorm(5, steps=2)
-
-
-@pytest.mark.parametrize(
-    "shape", [(7, 3), (7, 3, 5), (7, 3, 5, 2), (4, 3, 2, 2, 3)]
-)
-def test_synchronized_batch_norm_alone_takes_every_number_of_axes(shape):
-    """What the layer for one process gives, for (B, C), (B, C, L) and more; one
-    axis or six are refused.
-    """
-    u = torch.randn(shape).exp()
-    ours, theirs = (
-        SyncBatchNormalNorm(3, noise=0.0),
-        BatchNormalNorm1d(3, noise=0.0),
-    )
-    torch.testing.assert_close(
-        ours(u), theirs(u.reshape(*shape[:2], -1)).reshape(shape)
-    )
-    torch.testing.assert_close(ours.running_lambda, theirs.running_lambda)
-    for wrong in (torch.randn(3), torch.randn(2, 3, 1, 1, 1, 2)):
-        assert "batch, channels" in refusal(lambda: ours(wrong))
 
 
 def test_an_over_of_all_processes_tells_inputs_apart(monkeypatch):
