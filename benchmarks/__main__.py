@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import files, sets
+from benchmarks import files, one, sets
 
 PARTS = (
     "machine",
@@ -30,7 +30,7 @@ WORK = files.ROOT / "_build" / "benchmarks"
 PAIRS = 30
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__
     )
@@ -73,7 +73,11 @@ def main() -> int:
         help="small shapes and few pairs, nothing is written: "
         "does everything run?",
     )
-    given = parser.parse_args()
+    # in a process that is held to one set already
+    parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.held:
+        return one.main(given)
     if unknown := set(given.parts) - set(PARTS):
         parser.error(
             f"unknown: {', '.join(sorted(unknown))}; there are "
@@ -91,7 +95,6 @@ def main() -> int:
         for name in dict.fromkeys(given.sets)
         for threads in dict.fromkeys(given.threads)
     ]
-    flags = [flag for flag in ("quick", "again") if getattr(given, flag)]
     for number, (name, threads) in enumerate(both, 1):
         environment = sets.environment(name, threads, WORK)
         print(
@@ -101,18 +104,9 @@ def main() -> int:
             f"{sets.words(environment) or 'nothing to hold it to'}",
             flush=True,
         )
+        held = ["--held", "--sets", name, "--threads", str(threads)]
         status = subprocess.call(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.one",
-                name,
-                str(threads),
-                str(3 if given.quick else given.pairs),
-                str(given.out.resolve()),
-                *given.parts,
-                *(f"--{flag}" for flag in flags),
-            ],
+            [sys.executable, "-m", "benchmarks", *sys.argv[1:], *held],
             cwd=files.ROOT,
             env=environment,
         )

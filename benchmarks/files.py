@@ -133,46 +133,37 @@ def differences(old: dict, here: dict) -> list[str]:
     ]
 
 
-def due(
-    record: dict,
+def begin(
+    path: Path,
     here: dict,
     asked: list[str],
     known: list[str],
     pairs: int,
     again: bool,
-) -> list[str]:
-    """The parts to measure: those that were asked for; where none was, all that
-    the file does not have from this environment, of as many pairs.
+) -> tuple[dict, list[str]]:
+    """What a file holds of this environment, and the parts to measure: those
+    that were asked for; where none was, all that it does not have, of as many
+    pairs.
+
+    One file has one environment: `SystemExit` where rows of another one would
+    stay beside new ones.
     """
-    if asked:
-        return asked
-    if again or differences(record["environment"], here):
-        return known
-    return [
+    record = read(path)
+    different = differences(record["environment"], here)
+    stay = sorted({row["part"] for row in record["rows"]} - set(asked))
+    if different and asked and stay:
+        raise SystemExit(
+            f"{path} has rows that would stay ({', '.join(stay)}) beside new "
+            f"ones, and another environment ({'; '.join(different)}): measure "
+            "all parts, or give another --out"
+        )
+    if different:
+        record = nothing()
+    return record, asked or [
         part
         for part in known
-        if record["parts"].get(part, {}).get("pairs") != pairs
+        if again or record["parts"].get(part, {}).get("pairs") != pairs
     ]
-
-
-def staying(
-    path: Path, record: dict, here: dict, parts: list[str]
-) -> list[dict]:
-    """The rows of a file that stay when `parts` are measured again.
-
-    One file has one environment: `SystemExit` where they were made by other
-    code or on another processor than these."""
-    stay = [row for row in record["rows"] if row["part"] not in parts]
-    different = differences(record["environment"], here)
-    if stay and different:
-        raise SystemExit(
-            f"{path} has rows that would stay "
-            f"({', '.join(sorted({r['part'] for r in stay}))}) "
-            "beside new ones, and another environment "
-            f"({'; '.join(different)}): measure all parts, or "
-            "give another --out"
-        )
-    return stay
 
 
 def write(path: Path, record: dict) -> None:

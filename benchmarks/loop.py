@@ -11,7 +11,6 @@ ten times as much as in the thirty of the book.
 
 import argparse
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import files
-from benchmarks.measure import BUSY, ratios, seconds
+from benchmarks.measure import BUSY, interval, ratios, seconds
 from normalnorm.experiments.data import SPLITS, load
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.optimization import Settings
@@ -133,13 +132,13 @@ def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
         taken = {bool(callbacks): run(callbacks) for callbacks in order}
         found.append(1e6 * (taken[True] - taken[False]) / steps)
     found.sort()
-    outside = max(0, math.floor(rounds / 2 - 0.98 * math.sqrt(rounds)))
+    low, high = interval(found)
     return {
         "work": "a callback that does nothing",
         "against": "no callback",
         "µs a step": round(found[rounds // 2], 1),
-        "low": round(found[outside], 1),
-        "high": round(found[-1 - outside], 1),
+        "low": round(low, 1),
+        "high": round(high, 1),
         "pairs": rounds,
     }
 

@@ -2,14 +2,17 @@
 memory; what the processor can do.
 """
 
+import copy
 import ctypes
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -133,12 +136,13 @@ FEWEST = 15
 
 
 def seconds(
-    function: Callable, clock: Callable[[], float] | None = None
+    function: Callable,
+    clock: Callable[[], float] | None = None,
+    number: int = 1,
 ) -> float:
-    clock = clock or time.perf_counter
-    began = clock()
-    function()
-    return clock() - began
+    "Of a call, of `number` in a row."
+    timer = clock or time.perf_counter
+    return timeit.timeit(function, timer=timer, number=number) / number
 
 
 def best(function: Callable, times: int, repeat: int = 0) -> float:
@@ -147,13 +151,7 @@ def best(function: Callable, times: int, repeat: int = 0) -> float:
     """
     function()
     repeat = repeat or max(1, round(2e-3 / max(seconds(function), 1e-7)))
-    return (
-        min(
-            seconds(lambda: [function() for _ in range(repeat)])
-            for _ in range(times)
-        )
-        / repeat
-    )
+    return min(seconds(function, number=repeat) for _ in range(times))
 
 
 class Busy:
@@ -236,45 +234,38 @@ def ratios(
     rounds, *repeats = processes.agreed(
         [max(min(pairs, fewest), affordable), *repeats]
     )
-    times = []
+    times = [[0.0] * len(work) for _ in range(rounds)]
     with BUSY.watched():
-        for k in range(rounds):
+        for k, taken in enumerate(times):
             order = [(k // 2 + i) % len(work) for i in range(len(work))]
-            taken = [0.0] * len(work)
             for i in order if k % 2 else order[::-1]:
                 processes.meet()
-                taken[i] = (
-                    seconds(
-                        lambda: [work[i]() for _ in range(repeats[i])], clock
-                    )
-                    / repeats[i]
-                )
-            times.append(taken)
+                taken[i] = seconds(work[i], clock, repeats[i])
     return {
         name: summary([(t[i], t[-1]) for t in times])
         for i, name in enumerate(ours)
     }
 
 
+def interval(found: list[float]) -> tuple[float, float]:
+    "About the median of ordered numbers, 19 times in 20."
+    pairs = len(found)
+    outside = max(0, math.floor(pairs / 2 - 0.98 * math.sqrt(pairs)))
+    return found[outside], found[-1 - outside]
+
+
 def summary(times: list[tuple[float, float]]) -> dict:
     "Of pairs of times."
-    pairs = len(times)
     found = sorted(a / b for a, b in times)
-    # ratios beyond either end of the interval
-    outside = max(0, math.floor(pairs / 2 - 0.98 * math.sqrt(pairs)))
-    at = lambda q: found[min(pairs - 1, max(0, round(q * (pairs - 1))))]
-    middle = lambda side: round(
-        1e3 * sorted(t[side] for t in times)[pairs // 2], 4
-    )
-    return {
-        "p20": round(at(0.2), 3),
-        "p50": round(at(0.5), 3),
-        "p80": round(at(0.8), 3),
-        "low": round(found[outside], 3),
-        "high": round(found[pairs - 1 - outside], 3),
-        "ms": middle(0),
-        "ms of the other": middle(1),
-        "pairs": pairs,
+    low, high = interval(found)
+    numbers = {
+        f"p{q}": found[round(q / 100 * (len(found) - 1))] for q in (20, 50, 80)
+    } | {"low": low, "high": high}
+    ours, theirs = map(statistics.median_high, zip(*times))
+    return {k: round(v, 3) for k, v in numbers.items()} | {
+        "ms": round(1e3 * ours, 4),
+        "ms of the other": round(1e3 * theirs, 4),
+        "pairs": len(found),
     }
 
 
@@ -289,11 +280,29 @@ def step(layer: nn.Module, u: Tensor, grad: Tensor) -> Callable:
 
 
 def evaluation(layer: nn.Module, u: Tensor) -> Callable:
-    def run():
-        with torch.inference_mode():
-            layer(u)
+    return torch.inference_mode()(lambda: layer(u))
 
-    return run
+
+def pretended(of: Callable, back: Callable) -> Callable:
+    "A layer's function of Python, which keeps its tensors, and other work."
+
+    class Pretended(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, u, weight, bias):
+            ctx.save_for_backward(u, weight)
+            return of(u)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return back(grad, *ctx.saved_tensors)
+
+    return Pretended.apply
+
+
+_nothing = pretended(
+    torch.empty_like,
+    lambda grad, u, weight: tuple(map(torch.empty_like, (u, weight, weight))),
+)
 
 
 def settled(model: nn.Module) -> nn.Module:
@@ -307,30 +316,12 @@ def settled(model: nn.Module) -> nn.Module:
 # ---- the processor ----
 
 
-class _Nothing(torch.autograd.Function):
-    "The tensors of a layer, and no work."
-
-    @staticmethod
-    def forward(ctx, u, weight, bias):
-        ctx.save_for_backward(u, weight)
-        return torch.empty_like(u)
-
-    @staticmethod
-    def backward(ctx, grad):
-        u, weight = ctx.saved_tensors
-        return (
-            torch.empty_like(u),
-            torch.empty_like(weight),
-            torch.empty_like(weight),
-        )
-
-
 class Nothing(nn.LayerNorm):
     "What a layer costs whose work is done by a function of Python."
 
     def forward(self, u):
         if self.training:
-            return _Nothing.apply(u, self.weight, self.bias)
+            return _nothing(u, self.weight, self.bias)
         return torch.empty_like(u)
 
 
@@ -352,20 +343,18 @@ def machine(pairs: int, quick: bool) -> Iterator[dict]:
     of = lambda function, count, repeat=0: (
         best(function, pairs, repeat) / count * 1e9
     )
+    row = lambda what, value, digits: {
+        "what": what,
+        "value": round(value, digits),
+    }
     # PyTorch gives a thread 2^15 numbers at least
     for what, count in ("memory", 1 << 25), ("cache", threads << 15):
         source, target = torch.ones(2, count).unbind(0)
-        yield {
-            "what": f"copy in {what}, GB/s",
-            "value": round(
-                8 / of(lambda s=source, t=target: t.copy_(s), count), 1
-            ),
-        }
+        copying = lambda s=source, t=target: t.copy_(s)
+        yield row(f"copy in {what}, GB/s", 8 / of(copying, count), 1)
     a, b = torch.ones(2, 1024, 1024).unbind(0)
-    yield {
-        "what": "matrix product, float32 GFLOP/s",
-        "value": round(2 / of(lambda: torch.mm(a, a, out=b), 1024**3, 1), 1),
-    }
+    product = of(lambda: torch.mm(a, a, out=b), 1024**3, 1)
+    yield row("matrix product, float32 GFLOP/s", 2 / product, 1)
     run = load(
         Path(__file__).with_name("rates.cpp"), ["benchmarks_run"]
     ).benchmarks_run
@@ -375,29 +364,20 @@ def machine(pairs: int, quick: bool) -> Iterator[dict]:
         calls = [
             lambda kind=kind: run(kind, threads, 100_000) for kind in kinds
         ]
-        yield {
-            "what": what,
-            "value": round(max(1 / of(call, call(), 1) for call in calls), 1),
-        }
+        yield row(what, max(1 / of(call, call(), 1) for call in calls), 1)
     x, y = torch.rand(1 << 14), torch.empty(1 << 14)
-    for function in (torch.log1p, torch.expm1):
-        yield {
-            "what": f"torch.{function.__name__} in cache, ns a value",
-            "value": round(of(lambda f=function: f(x, out=y), x.numel()), 3),
-        }
-    yield {
-        "what": "torch.randn, ns a value",
-        "value": round(of(lambda: y.normal_(), x.numel()), 3),
-    }
+    for what, function in (
+        ("torch.log1p in cache", lambda: torch.log1p(x, out=y)),
+        ("torch.expm1 in cache", lambda: torch.expm1(x, out=y)),
+        ("torch.randn", y.normal_),
+    ):
+        yield row(f"{what}, ns a value", of(function, x.numel()), 3)
     u, layer = torch.randn(2, 8, requires_grad=True), Nothing(8)
-    yield {
-        "what": "a layer that does nothing, forward and backward, µs",
-        "value": round(of(step(layer, u, torch.ones(2, 8)), 1000), 2),
-    }
-    yield {
-        "what": "a layer that does nothing, evaluation, µs",
-        "value": round(of(evaluation(layer.eval(), u), 1000), 2),
-    }
+    for what, call in (
+        ("forward and backward", step(layer, u, torch.ones(2, 8))),
+        ("evaluation", evaluation(copy.deepcopy(layer).eval(), u)),
+    ):
+        yield row(f"a layer that does nothing, {what}, µs", of(call, 1000), 2)
 
 
 # ---- layers ----
@@ -454,26 +434,19 @@ def _few(layer: Layer, threads: int) -> list[Layer]:
     """The layer with few units, and with three times as many: so few that they
     lie in the caches, and as many for each thread.
     """
-    batch = layer.name.startswith("Batch")
-    units = (
-        layer.shape[1]
-        if batch
-        else math.prod(layer.shape[:-1])
-        if (layer.name.startswith("Layer"))
-        else layer.shape[0]
+    axis = int(layer.name.startswith("Batch"))
+    rows = layer.name.startswith("Layer")
+    shape = (
+        (math.prod(layer.shape[:-1]), layer.shape[-1]) if rows else layer.shape
     )
-    of_unit = math.prod(layer.shape) // units
+    of_unit = math.prod(shape) // shape[axis]
     # channels that lie last fill a vector
     least = 16 if "last" in layer.name else threads
     count = least * max(1, round((threads << 13) / of_unit / least))
     return [
         layer._replace(
-            arguments=(n,) if batch else layer.arguments,
-            shape=(layer.shape[0], n, *layer.shape[2:])
-            if batch
-            else (n, layer.shape[-1])
-            if layer.name.startswith("Layer")
-            else (n, *layer.shape[1:]),
+            arguments=(n,) if axis else layer.arguments,
+            shape=(*shape[:axis], n, *shape[axis + 1 :]),
         )
         for n in (count, 3 * count)
     ]
@@ -586,16 +559,13 @@ def memory(pairs: int, quick: bool) -> Iterator[dict]:
         size = u.numel() * u.element_size()
         for ours in (True, False):
             made, kept = layer.make(ours), {}
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda t: (
-                    kept.__setitem__(
-                        t.untyped_storage().data_ptr(),
-                        t.untyped_storage().nbytes(),
-                    )
-                    or t
-                ),
-                lambda t: t,
-            ):
+
+            def keep(t, kept=kept):
+                storage = t.untyped_storage()
+                kept[storage.data_ptr()] = storage.nbytes()
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
                 made(u)
             row = {
                 **layer.row,
@@ -721,37 +691,18 @@ def models(pairs: int, quick: bool) -> Iterator[dict]:
         }
 
 
-class _Copy(torch.autograd.Function):
-    "The tensors of a layer, and no work but to copy them."
-
-    @staticmethod
-    def forward(ctx, u, weight, bias):
-        ctx.save_for_backward(u, weight)
-        return u.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        u, weight = ctx.saved_tensors
-        return _copied(grad, u, weight)
-
-
 def _copied(grad: Tensor, u: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return grad.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
 
 
-class _CopyByOperators(_Copy):
-    @staticmethod
-    def forward(ctx, u, weight, bias):
-        ctx.save_for_backward(u, weight)
-        return torch.ops.normalnorm_benchmarks.copy(u)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return torch.ops.normalnorm_benchmarks.copied(grad, *ctx.saved_tensors)
-
-
 # declared as those of our layers are (chapter 284)
 _COPIES = torch.library.Library("normalnorm_benchmarks", "FRAGMENT")
+
+
+OPERATORS = torch.ops.normalnorm_benchmarks
+
+
+_copy = pretended(Tensor.clone, _copied)
 for _name, _schema, _function, _fake in (
     ("copy", "(Tensor u) -> Tensor", Tensor.clone, torch.empty_like),
     (
@@ -769,26 +720,24 @@ for _name, _schema, _function, _fake in (
         f"normalnorm_benchmarks::{_name}", _fake, lib=_COPIES
     )
 _COPIES.define("layer(Tensor u, Tensor weight, Tensor bias) -> Tensor")
-_COPIES.impl("layer", _CopyByOperators.apply, "CompositeImplicitAutograd")
+_COPIES.impl(
+    "layer",
+    pretended(
+        lambda u: OPERATORS.copy(u), lambda *kept: OPERATORS.copied(*kept)
+    ),
+    "CompositeImplicitAutograd",
+)
 
 
 class Copy(nn.BatchNorm1d):
     "What a layer costs that copies its tensors, compiled or not."
 
     def forward(self, u):
-        by_operators = torch.compiler.is_compiling()
+        inside = torch.compiler.is_compiling()
         if self.training:
-            run = (
-                torch.ops.normalnorm_benchmarks.layer
-                if by_operators
-                else _Copy.apply
-            )
+            run = OPERATORS.layer if inside else _copy
             return run(u, self.weight, self.bias)
-        return (
-            torch.ops.normalnorm_benchmarks.copy(u)
-            if by_operators
-            else u.clone()
-        )
+        return OPERATORS.copy(u) if inside else u.clone()
 
 
 def compiled(pairs: int, quick: bool) -> Iterator[dict]:
@@ -808,63 +757,42 @@ def compiled(pairs: int, quick: bool) -> Iterator[dict]:
 
     for layer in chosen(("BatchNorm1d", (32, 64))) if quick else COMPILED:
         u, grad = layer.input()
-        base = {
-            **layer.row,
-            "compiled": True,
-            "against": "the same layer, not compiled",
-        }
-        copy = Copy(*layer.arguments)
-        for work, make in (
-            (
-                "forward and backward",
-                lambda of, u=u, grad=grad: step(of, u, grad),
-            ),
-            ("evaluation", lambda of, u=u: evaluation(of.eval(), u)),
-        ):
-            yield {
-                **base,
-                "work": f"a copy: {work}",
-                **ratio(make(inside(copy)), make(copy), pairs, limit=2),
+
+        def against(work, one, call, limit=2.0, layer=layer):
+            return {
+                **layer.row,
+                "compiled": True,
+                "against": "the same layer, not compiled",
+                "work": work,
+                **ratio(call(inside(one)), call(one), pairs, limit=limit),
             }
+
+        both = lambda of, u=u, grad=grad: step(of, u, grad)
+        alone = lambda of, u=u: evaluation(of, u)
+        copies = Copy(*layer.arguments)
+        yield against("a copy: forward and backward", copies, both)
+        yield against("a copy: evaluation", copies.eval(), alone)
         for noise in (0.0,) if quick else (0.0, layer.noise):
             one = layer.make(True, noise=noise)
-            yield {
-                **base,
-                "work": f"forward and backward, noise {noise}",
-                **ratio(
-                    step(inside(one), u, grad),
-                    step(one, u, grad),
-                    pairs,
-                    limit=3,
-                ),
-            }
+            work = f"forward and backward, noise {noise}"
+            yield against(work, one, both, 3.0)
         if not quick:
-            settled(one)
-            yield {
-                **base,
-                "work": "evaluation",
-                **ratio(
-                    evaluation(inside(one), u),
-                    evaluation(one, u),
-                    pairs,
-                    limit=2,
-                ),
-            }
+            yield against("evaluation", settled(one), alone)
     if quick or torch.get_num_threads() < (os.cpu_count() or 1):
         return
     for network in NETWORKS:
         plain = network.step(inside(network.make(network.theirs)))
-        steps = {
-            f"training step, noise {noise}": network.step(
-                torch.compile(network.ours_with(noise), dynamic=False)
-            )
+        models = {
+            f"training step, noise {noise}": network.ours_with(noise)
             for noise in (0.0, network.noise)
         }
-        steps["training step, copies"] = network.step(
-            torch.compile(
-                network.make(lambda size, *a, **k: Copy(size)), dynamic=False
-            )
+        models["training step, copies"] = network.make(
+            lambda size, *a, **k: Copy(size)
         )
+        steps = {
+            work: network.step(torch.compile(model, dynamic=False))
+            for work, model in models.items()
+        }
         for work, row in ratios(steps, plain, pairs, limit=20).items():
             yield {
                 "model": network.name,
@@ -891,11 +819,14 @@ class Together(Alone):
         return told.tolist()
 
 
-def share(rank: int, count: int, folder: str, pairs: int, quick: bool) -> None:
+def share(
+    rank: int, count: int, threads: int, folder: str, pairs: int, quick: bool
+) -> None:
     """One process of `sync`: its rows of the batch, forward and backward, by
     the synchronized layer and by two that do not exchange anything. The first
-    one prints what it has measured.
+    one writes down what it has measured.
     """
+    torch.set_num_threads(threads)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -903,6 +834,7 @@ def share(rank: int, count: int, folder: str, pairs: int, quick: bool) -> None:
         world_size=count,
         timeout=timedelta(seconds=60),
     )
+    found = []
     for layer in chosen(("BatchNorm2d", (8, 16, 8, 8))) if quick else SHARED:
         layer = layer._replace(
             shape=(layer.shape[0] // count, *layer.shape[1:])
@@ -914,30 +846,27 @@ def share(rank: int, count: int, folder: str, pairs: int, quick: bool) -> None:
                 "PyTorch's layer, not synchronized": layer.make(False),
                 "our layer, not synchronized": layer.make(True, noise=noise),
             }
-            for against, other in others.items():
-                found = ratio(
-                    step(synchronized, u, grad),
-                    step(other, u, grad),
-                    pairs,
-                    limit=2,
-                    fewest=6,
-                    processes=Together(),
-                )
-                if not rank:
-                    print(
-                        json.dumps(
-                            {
-                                "layer": "SyncBatchNorm",
-                                "processes": count,
-                                "shape": list(layer.shape),
-                                "work": f"forward and backward, noise {noise}",
-                                "against": against,
-                                **found,
-                            }
-                        ),
-                        flush=True,
-                    )
+            found += [
+                {
+                    "layer": "SyncBatchNorm",
+                    "processes": count,
+                    "shape": list(layer.shape),
+                    "work": f"forward and backward, noise {noise}",
+                    "against": against,
+                    **ratio(
+                        step(synchronized, u, grad),
+                        step(other, u, grad),
+                        pairs,
+                        limit=2,
+                        fewest=6,
+                        processes=Together(),
+                    ),
+                }
+                for against, other in others.items()
+            ]
     dist.destroy_process_group()
+    if not rank:
+        Path(folder, "rows").write_text(json.dumps(found), encoding="utf-8")
 
 
 def sync(pairs: int, quick: bool) -> Iterator[dict]:
@@ -946,35 +875,14 @@ def sync(pairs: int, quick: bool) -> Iterator[dict]:
     that normalize each share by itself. `shape` is that of a share; the time
     is the first process's, which waits for the others.
     """
+    threads = torch.get_num_threads()
     for count in (1, 2):
-        if count > 1 and count * torch.get_num_threads() > os.cpu_count():
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            processes = [
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-c",
-                        "import torch; from benchmarks import measure; "
-                        f"torch.set_num_threads({torch.get_num_threads()}); "
-                        f"measure.share({rank}, {count}, {folder!r}, {pairs}, "
-                        f"{quick})",
-                    ],
-                    stdout=subprocess.PIPE if not rank else subprocess.DEVNULL,
-                    text=True,
-                )
-                for rank in range(count)
-            ]
-            try:
-                told, _ = processes[0].communicate(timeout=600)
-                if any(process.wait(60) for process in processes):
-                    raise RuntimeError(
-                        "a process of the synchronized layer failed"
-                    )
-            finally:
-                for process in processes:
-                    process.kill()
-        yield from map(json.loads, told.splitlines())
+        if count == 1 or count * threads <= os.cpu_count():
+            with tempfile.TemporaryDirectory() as folder:
+                given = count, threads, folder, pairs, quick
+                torch.multiprocessing.spawn(share, given, count)
+                rows = Path(folder, "rows").read_text(encoding="utf-8")
+            yield from json.loads(rows)
 
 
 # ---- proxy normalization ----

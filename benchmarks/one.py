@@ -1,6 +1,4 @@
-"""One instruction set and one number of threads, in this process:
-
-    python -m benchmarks.one avx2 1 PAIRS FOLDER [parts]
+"""One instruction set and one number of threads, in this process.
 
 `python -m benchmarks` starts it with what holds both sides to the set.
 """
@@ -61,20 +59,16 @@ def measure(
 
     here = files.environment(threads)
     path = out / files.name(here)
-    record = files.read(path)
-    todo = asked or list(parts)
-    if not quick:
-        todo = files.due(record, here, asked, list(parts), pairs, again)
-        if not asked and files.differences(record["environment"], here):
-            record = files.nothing()  # all is measured anew
-        files.staying(path, record, here, todo)  # refuses a mixture
-        out.mkdir(parents=True, exist_ok=True)
+    record, todo = (
+        (files.nothing(), asked or list(parts))
+        if quick
+        else files.begin(path, here, asked, list(parts), pairs, again)
+    )
     if not todo:
         tell(
             f"{path.name} has all parts, of this code and {pairs} pairs; "
             "--again measures them anew"
         )
-    order = {part: place for place, part in enumerate(parts)}
     for number, part in enumerate(todo, 1):
         tell(f"{path.stem}: {part}, part {number} of {len(todo)}")
         begun, rows = time.perf_counter(), []
@@ -83,83 +77,55 @@ def measure(
             rows.append({"part": part, **row})
             tell(f"  {told(row)}")
         lasted, others = time.perf_counter() - begun, BUSY.share()
-        tell(
-            f"  {lasted:.0f} s"
-            + (
-                f"; other programs took {100 * others:.0f} % of the "
-                "processors' time meanwhile"
-                if others is not None
-                else ""
-            )
+        busy = (
+            f"; other programs took {100 * others:.0f} % of the time of the "
+            "processors meanwhile"
+            if others is not None
+            else ""
         )
+        tell(f"  {lasted:.0f} s{busy}")
         if quick:
             continue
-        # what other parts have left, unless it is of another environment
-        stay = files.staying(
-            path,
-            record,
-            here,
-            todo if files.differences(record["environment"], here) else [part],
-        )
-        kept = {row["part"] for row in stay}
+        about = {
+            "pairs": pairs,
+            "seconds": round(lasted),
+            "others": others,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        rows += [row for row in record["rows"] if row["part"] != part]
+        places = {name: place for place, name in enumerate(parts)}
         record = {
             "environment": files.environment(threads),
-            "parts": {
-                key: value
-                for key, value in record["parts"].items()
-                if key in kept
-            }
-            | {
-                part: {
-                    "pairs": pairs,
-                    "seconds": round(lasted),
-                    "others": others,
-                    "date": time.strftime("%Y-%m-%d"),
-                }
-            },
+            "parts": {k: v for k, v in record["parts"].items() if k != part}
+            | {part: about},
             "rows": sorted(
-                stay + rows, key=lambda row: order.get(row["part"], len(order))
+                rows, key=lambda row: places.get(row["part"], len(places))
             ),
         }
+        out.mkdir(parents=True, exist_ok=True)
         files.write(path, record)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.one", description=__doc__
-    )
-    parser.add_argument("set", choices=sets.SETS)
-    parser.add_argument("threads", type=int)
-    parser.add_argument("pairs", type=int)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("parts", nargs="*")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--again", action="store_true")
-    given = parser.parse_args()
+def main(given: argparse.Namespace) -> int:
+    "What `python -m benchmarks` was given, of one set and number of threads."
     import torch
 
-    torch.set_num_threads(given.threads)
-    if problem := sets.problem(given.set):
-        sys.exit(
-            f"not measured, for this process is not held to {given.set}: "
-            f"{problem}"
-        )
     from benchmarks.measure import PARTS
 
+    (name,), (threads,) = given.sets, given.threads
+    torch.set_num_threads(threads)
+    if problem := sets.problem(name):
+        sys.exit(
+            f"not measured, for this process is not held to {name}: {problem}"
+        )
     measure(
         PARTS,
         given.parts,
-        given.threads,
-        given.pairs,
-        given.out,
+        threads,
+        3 if given.quick else given.pairs,
+        given.out.resolve(),
         given.quick,
         given.again,
         tell=lambda line: print(line, flush=True),
     )
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the parts that were finished are kept")
+    return 0

@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import re
+import shelve
 import shlex
 import shutil
 import subprocess
@@ -32,13 +33,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
-STATE = ROOT / "_build" / "processors"
+STATE = ROOT / "_build" / "processors-outcomes"
 KERNEL, DRIVER = (
     ROOT / "normalnorm/layers/engines/native.cpp",
     ROOT / "tests" / "kernel" / "driver.cpp",
@@ -189,44 +190,38 @@ def find(tool: str) -> str | None:
     return shutil.which(tool)
 
 
+def ran(command: list[str], **how) -> subprocess.CompletedProcess:
+    return subprocess.run(command, capture_output=True, text=True, **how)
+
+
 def output(*command: str) -> str:
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT
-        ).stdout.strip()
+        return ran(list(command), cwd=ROOT).stdout.strip()
     except OSError:
         return ""
 
 
-def install(tools: Iterable[str]) -> str:
-    """Install what is missing, where that is possible.
-
-    Returns what to do by hand, or nothing.
+def missing(tools: Iterable[str], install: bool = False) -> str:
+    """What to do by hand for tools that are not here; nothing where they are,
+    or could be installed.
     """
-    missing = [t for t in dict.fromkeys(tools) if not find(t)]
-    if not missing:
-        return ""
-    packages = sorted({PACKAGES[t] for t in missing})
-    command = ["apt-get", "install", "-y", "-qq", *packages]
-    if shutil.which("apt-get") and getattr(os, "geteuid", lambda: 1)() == 0:
+    lacks = [t for t in dict.fromkeys(tools) if not find(t)]
+    packages = sorted({PACKAGES[t] for t in lacks})
+    root = shutil.which("apt-get") and getattr(os, "geteuid", lambda: 1)() == 0
+    if lacks and install and root:
         print(f"installing {' '.join(packages)}", flush=True)
-        subprocess.run(
-            command,
-            capture_output=True,
+        ran(
+            ["apt-get", "install", "-y", "-qq", *packages],
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
         )
-        missing = [t for t in missing if not find(t)]
-    return advice(missing)
-
-
-def advice(missing: Iterable[str]) -> str:
-    missing = list(missing)
-    if not missing:
-        return ""
+        compilers.cache_clear()
+        return missing(lacks)
     return (
-        f"{', '.join(missing)} cannot be found here: apt-get install "
-        f"{' '.join(sorted({PACKAGES[t] for t in missing}))} (Debian's "
-        "names), or choose other parts with --only"
+        f"{', '.join(lacks)} cannot be found here: apt-get install "
+        f"{' '.join(packages)} (Debian's names), or choose other parts with "
+        "--only"
+        if lacks
+        else ""
     )
 
 
@@ -323,13 +318,7 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
         "print(*map(int, native.way()), "
         "torch.backends.cpu.get_cpu_capability())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    done = ran([sys.executable, "-c", code], cwd=ROOT, env=env)
     if done.returncode:
         raise Failed(
             "there is no kernel: "
@@ -356,40 +345,20 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
 
 
 def run_tests(
-    instructions: str, compiler: str, threads: int
-) -> Callable[[Path], dict]:
-    def run(folder: Path) -> dict:
-        # one compilation for all numbers of threads
-        cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "--no-header",
-            "--tb=short",
-            *TESTS,
-            *CHAPTERS,
-        ]
-        env = environment(instructions, compiler, cache_folder, threads)
-        compiled(instructions, env)
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True
-        )
-        (folder / "output.txt").write_text(
-            done.stdout + done.stderr, encoding="utf-8"
-        )
-        return tested(done.stdout, done.returncode)
-
-    return run
-
-
-def flags() -> list[str]:
-    "The package's own, with its warnings."
-    from normalnorm.layers.engines import compiler
-
-    return [f for f in compiler._COMMON if f not in ("-w", "-fPIC")]
+    instructions: str, compiler: str, threads: int, folder: Path
+) -> dict:
+    # one compilation for all numbers of threads
+    cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
+    env = environment(instructions, compiler, cache_folder, threads)
+    compiled(instructions, env)
+    options = ["-p", "no:cacheprovider", "--no-header", "--tb=short"]
+    done = ran(
+        [sys.executable, "-m", "pytest", *options, *TESTS, *CHAPTERS],
+        cwd=ROOT,
+        env=env,
+    )
+    (folder / "output.txt").write_text(done.stdout + done.stderr, "utf-8")
+    return tested(done.stdout, done.returncode)
 
 
 class Failed(Exception):
@@ -397,46 +366,27 @@ class Failed(Exception):
 
 
 def build(
-    folder: Path,
-    command: list[str],
-    options: list[str],
-    link: list[str],
-    linker: list[str] | None = None,
+    folder: Path, command: list[str], options: list[str], link: list[str]
 ) -> tuple[Path, list[str]]:
     """Kernel and driver, compiled with all warnings and linked; the warnings'
     lines.
     """
-    warnings = []
-    objects = []
-    for source, own in ((KERNEL, flags()), (DRIVER, ["-std=c++17", "-O1"])):
+    from normalnorm.layers.engines import compiler
+
+    usual = [f for f in compiler._COMMON if f not in ("-w", "-fPIC")]
+    program, warnings, objects = folder / "driver", [], []
+    for source, own in ((KERNEL, usual), (DRIVER, ["-std=c++17", "-O1"])):
         objects.append(str(folder / source.stem) + ".o")
-        step = [
-            *command,
-            *own,
-            *options,
-            "-Wall",
-            "-Wextra",
-            "-c",
-            str(source),
-            "-o",
-            objects[-1],
-        ]
-        done = subprocess.run(step, capture_output=True, text=True)
-        text = done.stderr.replace(str(ROOT) + "/", "")
+        all_of = [*own, *options, "-Wall", "-Wextra", "-c", str(source)]
+        done = ran([*command, *all_of, "-o", objects[-1]])
+        lines = done.stderr.replace(str(ROOT) + "/", "").splitlines()
         if done.returncode:
+            errors = [line for line in lines if "error" in line]
             raise Failed(
-                f"{source.name} does not compile: "
-                + "; ".join(
-                    [line for line in text.splitlines() if "error" in line][:3]
-                )
+                f"{source.name} does not compile: {'; '.join(errors[:3])}"
             )
-        warnings += [line for line in text.splitlines() if "warning:" in line]
-    program = folder / "driver"
-    done = subprocess.run(
-        [*(linker or command), *objects, *link, "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
+        warnings += [line for line in lines if "warning:" in line]
+    done = ran([*link, *objects, "-o", str(program)])
     if done.returncode:
         raise Failed(
             f"the driver could not be linked: {done.stderr.strip()[-300:]}"
@@ -444,210 +394,162 @@ def build(
     return program, list(dict.fromkeys(warnings))
 
 
-def driven(
-    program: list[str],
-    warnings: list[str],
+REPORT = re.compile(
+    r"runtime error|ERROR: \w*Sanitizer|WARNING: ThreadSanitizer"
+)
+
+
+def run_driver(
+    command: list[str],
+    options: list[str],
     folder: Path,
+    link: list[str] | None = None,
+    by: tuple[str, ...] = (),
     extra: dict[str, str] | None = None,
+    accept: bool = False,
+    heard: str = "",
 ) -> dict:
-    done = subprocess.run(
-        [*program, str(RECORDED)],
-        capture_output=True,
-        text=True,
+    """Compile the driver by `command` with `options`, link it by `link`, by
+    default the same, and run it, `by` an emulator, with `extra` settings.
+
+    `accept`: warnings are those of a sanitizer. `heard`: what it must print.
+    """
+    program, warnings = build(
+        folder, command, options, link or [*command, *options]
+    )
+    done = ran(
+        [*by, str(program), str(RECORDED)],
         env={**os.environ, "OMP_WAIT_POLICY": "passive", **(extra or {})},
     )
-    (folder / "output.txt").write_text(
-        done.stdout + done.stderr, encoding="utf-8"
-    )
-    errors = done.stderr.replace(f"{ROOT}/", "").splitlines()
-    reports = list(
-        dict.fromkeys(
-            line
-            for line in errors
-            if re.search(
-                r"runtime error|ERROR: \w*Sanitizer|WARNING: ThreadSanitizer",
-                line,
-            )
-        )
-    )
-    wrong = [
-        line[:300]
-        for line in done.stdout.splitlines()
-        if line.startswith("WRONG")
-    ]
-    last = (
-        done.stdout.strip() or done.stderr.strip() or "no output"
-    ).splitlines()[-1]
+    text = done.stdout + done.stderr
+    (folder / "output.txt").write_text(text, "utf-8")
+    if heard not in text:
+        raise Failed(f"without {heard!r} the sanitizer knows of no order")
+    warnings = [] if accept else warnings
+    lines = done.stderr.replace(f"{ROOT}/", "").splitlines()
+    reports = list(dict.fromkeys(filter(REPORT.search, lines)))
+    wrong = [x for x in done.stdout.splitlines() if x.startswith("WRONG")]
+    said = done.stdout.strip() or done.stderr.strip() or "no output"
     return {
         "passed": done.returncode == 0 and not reports and not warnings,
-        "summary": last + (f"; {len(warnings)} warnings" if warnings else ""),
-        "failures": wrong[:20]
-        + [line[:300] for line in reports[:20]]
-        + warnings,
+        "summary": counted(said.splitlines()[-1], warnings),
+        "failures": [x[:300] for x in wrong[:20] + reports[:20]] + warnings,
     }
 
 
-def run_driver(instructions: str, compiler: str) -> Callable[[Path], dict]:
-    def run(folder: Path) -> dict:
-        march = SETS[instructions].march
-        program, warnings = build(
-            folder, [COMPILERS[compiler]], [march, "-fopenmp"], ["-fopenmp"]
-        )
-        return driven([str(program)], warnings, folder)
-
-    return run
+def counted(summary: str, warnings: list[str]) -> str:
+    return summary + (f"; {len(warnings)} warnings" if warnings else "")
 
 
-def run_arm(compiler: str) -> Callable[[Path], dict]:
-    """Clang without OpenMP, as on macOS; linked by gcc, whose libraries for ARM
-    are here.
-    """
-
-    def run(folder: Path) -> dict:
-        threads = ["-fopenmp"] if compiler == "gcc" else []
-        command = [
-            ARM[compiler],
-            *(["--target=aarch64-linux-gnu"] if compiler == "clang" else []),
-        ]
-        program, warnings = build(
-            folder, command, threads, ["-static", *threads], [ARM["gcc"]]
-        )
-        return driven(["qemu-aarch64-static", str(program)], warnings, folder)
-
-    return run
-
-
-def run_compilation(march: str, compiler: str) -> Callable[[Path], dict]:
+def run_compilation(march: str, compiler: str, folder: Path) -> dict:
     """For a processor that is not here: AVX-512F alone, of which the kernel
     knows nothing.
     """
-
-    def run(folder: Path) -> dict:
-        _, warnings = build(
-            folder, [COMPILERS[compiler]], [march, "-fopenmp"], ["-fopenmp"]
-        )
-        return {
-            "passed": not warnings,
-            "summary": "compiles"
-            + (f"; {len(warnings)} warnings" if warnings else ""),
-            "failures": warnings,
-        }
-
-    return run
+    command = [COMPILERS[compiler], "-fopenmp"]
+    _, warnings = build(folder, command, [march], command)
+    return {
+        "passed": not warnings,
+        "summary": counted("compiles", warnings),
+        "failures": warnings,
+    }
 
 
-def run_sanitized(instructions: str, which: str) -> Callable[[Path], dict]:
+def run_sanitized(instructions: str, which: str, folder: Path) -> dict:
     """Threads: clang's OpenMP with archer, which tells the sanitizer what its
     barriers order; gcc's is unknown to it.
     """
+    usual = ["-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={which}"]
+    options, extra = (
+        [SETS[instructions].march, *usual],
+        {
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "ASAN_OPTIONS": "detect_leaks=1",
+            "OMP_TOOL_LIBRARIES": str(find("libarcher.so")),
+            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
+            "ARCHER_OPTIONS": "verbose=1",
+        },
+    )
+    threads = which == "thread"
+    return run_driver(
+        ["clang++", "-fopenmp=libomp"] if threads else ["g++", "-fopenmp"],
+        options,
+        folder,
+        extra=extra,
+        accept=True,
+        heard="Archer detected" if threads else "",
+    )
 
-    def run(folder: Path) -> dict:
-        options = [
-            SETS[instructions].march,
-            "-g",
-            "-O1",
-            "-fno-omit-frame-pointer",
-        ]
-        if which == "thread":
-            options, command, openmp = (
-                [*options, "-fsanitize=thread"],
-                "clang++",
-                "-fopenmp=libomp",
-            )
-            extra = {
-                "OMP_TOOL_LIBRARIES": str(find("libarcher.so")),
-                "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
-                "ARCHER_OPTIONS": "verbose=1",
-            }
-        else:
-            options, command, openmp = (
-                [*options, "-fsanitize=address,undefined"],
-                "g++",
-                "-fopenmp",
-            )
-            extra = {
-                "UBSAN_OPTIONS": "print_stacktrace=1",
-                "ASAN_OPTIONS": "detect_leaks=1",
-            }
-        program, _ = build(
-            folder, [command], [*options, openmp], [*options, openmp]
-        )
-        outcome = driven([str(program)], [], folder, extra)
-        if which == "thread" and "Archer detected" not in (
-            folder / "output.txt"
-        ).read_text(encoding="utf-8"):
-            raise Failed(
-                "archer was not loaded, so the sanitizer does not "
-                "know what OpenMP orders"
-            )
-        return outcome
 
-    return run
+def run_arm(compiler: str, folder: Path) -> dict:
+    """Clang without OpenMP, as on macOS; linked by gcc, whose libraries for ARM
+    are here.
+    """
+    threads = ["-fopenmp"] if compiler == "gcc" else []
+    target = ["--target=aarch64-linux-gnu"] if compiler == "clang" else []
+    return run_driver(
+        [ARM[compiler], *target],
+        threads,
+        folder,
+        link=[ARM["gcc"], "-static", *threads],
+        by=("qemu-aarch64-static",),
+    )
 
 
 def parts() -> list[Part]:
-    found = []
-    for instructions in SETS:
-        for compiler, command in COMPILERS.items():
-            found.append(
-                Part(
-                    f"driver {compiler} {instructions}",
-                    (command,),
-                    instructions,
-                    run_driver(instructions, compiler),
-                )
-            )
-    for compiler in COMPILERS:
-        found.append(
+    "In the order in which they are run, the short ones first."
+    drivers = [
+        Part(
+            f"driver {compiler} {name}",
+            (command,),
+            name,
+            partial(run_driver, [command, "-fopenmp"], [SETS[name].march]),
+        )
+        for name in SETS
+        for compiler, command in COMPILERS.items()
+    ]
+    elsewhere = [
+        part
+        for compiler, command in COMPILERS.items()
+        for part in (
             Part(
                 f"driver {compiler} aarch64, emulated",
-                tuple(
-                    dict.fromkeys(
-                        (ARM[compiler], ARM["gcc"], "qemu-aarch64-static")
-                    )
-                ),
+                (ARM[compiler], ARM["gcc"], "qemu-aarch64-static"),
                 None,
-                run_arm(compiler),
-            )
-        )
-        found.append(
+                partial(run_arm, compiler),
+            ),
             Part(
                 f"compiles {compiler} AVX-512F alone",
-                (COMPILERS[compiler],),
+                (command,),
                 None,
-                run_compilation("-march=knl", compiler),
-            )
+                partial(run_compilation, "-march=knl", compiler),
+            ),
         )
-    for instructions in SETS:
-        found.append(
-            Part(
-                f"sanitizers address, undefined {instructions}",
-                ("g++",),
-                instructions,
-                run_sanitized(instructions, "address"),
-            )
+    ]
+    sanitizers = [
+        Part(
+            f"sanitizers {which} {name}",
+            needed,
+            name,
+            partial(run_sanitized, name, which.replace(" ", "")),
         )
-        found.append(
-            Part(
-                f"sanitizers thread {instructions}",
-                ("clang++", "libarcher.so"),
-                instructions,
-                run_sanitized(instructions, "thread"),
-            )
+        for name in SETS
+        for which, needed in (
+            ("address, undefined", ("g++",)),
+            ("thread", ("clang++", "libarcher.so")),
         )
-    for compiler, command in COMPILERS.items():
-        for instructions in SETS:
-            for threads in (1, 2, 4):
-                found.append(
-                    Part(
-                        f"tests {compiler} {instructions} {threads} "
-                        f"thread{'s' * (threads > 1)}",
-                        (command,),
-                        instructions,
-                        run_tests(instructions, compiler, threads),
-                    )
-                )
-    return found
+    ]
+    tests = [
+        Part(
+            f"tests {compiler} {name} {threads} thread{'s' * (threads > 1)}",
+            (command,),
+            name,
+            partial(run_tests, name, compiler, threads),
+        )
+        for compiler, command in COMPILERS.items()
+        for name in SETS
+        for threads in (1, 2, 4)
+    ]
+    return [*drivers, *elsewhere, *sanitizers, *tests]
 
 
 # ---- what has been done ----
@@ -659,6 +561,8 @@ def key(name: str) -> str:
     record, this file, the compilers, the processor; for tests, the package, the
     tests and PyTorch too.
     """
+    if name.startswith("whole "):
+        return ""  # its outcome names a commit
     h = hashlib.sha256()
     files = [KERNEL, DRIVER, RECORDED, Path(__file__)]
     if name.startswith("tests "):
@@ -703,65 +607,35 @@ def compilers() -> dict[str, str]:
     }
 
 
-def slug(name: str) -> str:
-    return re.sub(r"\W+", "-", name)
-
-
-def stored(name: str, wanted: str | None = None) -> dict | None:
-    """The outcome of a part, of the state of the code called `wanted` (the
-    present one).
-    """
-    try:
-        outcome = json.loads(
-            (STATE / f"{slug(name)}.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ValueError):
-        return None
-    return (
-        outcome["outcome"]
-        if outcome.get("key") == (wanted or key(name))
-        else None
-    )
-
-
-def store(name: str, outcome: dict, of: str | None = None) -> None:
-    STATE.mkdir(parents=True, exist_ok=True)
-    target = STATE / f"{slug(name)}.json"
-    target.with_suffix(".new").write_text(
-        json.dumps(
-            {"key": of or key(name), "name": name, "outcome": outcome}, indent=1
-        )
-        + "\n",
-        encoding="utf-8",
-    )
-    os.replace(target.with_suffix(".new"), target)
+def stored() -> dict[str, dict]:
+    "The outcomes that are of the present state of the code, by names of parts."
+    STATE.parent.mkdir(parents=True, exist_ok=True)
+    with shelve.open(str(STATE)) as known:
+        return {
+            name: outcome
+            for name, (of, outcome) in known.items()
+            if of == key(name)
+        }
 
 
 def perform(part: Part, folder: Path) -> dict:
     "Run a part in a folder of its own, and remember the outcome."
-    start = time.perf_counter()
-    if part.instructions and (reason := lacking(part.instructions)):
-        outcome = {
-            "passed": None,
-            "summary": f"skipped: {reason}",
-            "failures": [],
-        }
-    else:
-        own = folder / slug(part.name)
-        own.mkdir(parents=True, exist_ok=True)
-        try:
+    start, own = time.perf_counter(), folder / re.sub(r"\W+", "-", part.name)
+    own.mkdir(parents=True, exist_ok=True)
+    try:
+        if part.instructions and (reason := lacking(part.instructions)):
+            outcome = {"passed": None, "summary": f"skipped: {reason}"}
+        else:
             outcome = part.run(own)
-        except Failed as error:
-            outcome = {
-                "passed": False,
-                "summary": str(error)[:300],
-                "failures": [str(error)],
-            }
-    outcome |= {
+    except Failed as error:
+        outcome = {"passed": False, "summary": str(error)[:300]}
+    outcome = {
+        "failures": [],
         "seconds": round(time.perf_counter() - start, 1),
         "date": time.strftime("%Y-%m-%d"),
-    }
-    store(part.name, outcome)
+    } | outcome
+    with shelve.open(str(STATE)) as known:
+        known[part.name] = key(part.name), outcome
     return outcome
 
 
@@ -772,7 +646,7 @@ def table(outcomes: dict[str, dict]) -> str:
     wide = max(map(len, outcomes), default=0)
     return "\n".join(
         f"{name:<{wide}}  {WORDS[o['passed']]}  "
-        f"{o['seconds']:6.1f} s  {o['summary']}"
+        f"{o['seconds']:6.1f} s  {o.get('summary', '')}"
         for name, o in outcomes.items()
     )
 
@@ -798,7 +672,7 @@ def about() -> dict:
     }
 
 
-def write_record(outcomes: dict[str, dict]) -> None:
+def write_record() -> None:
     """All that is known of this state of the code; what the file held of
     `--whole` stays until that is run again.
     """
@@ -806,25 +680,55 @@ def write_record(outcomes: dict[str, dict]) -> None:
         whole = json.loads(RECORD.read_text(encoding="utf-8")).get("whole", {})
     except (OSError, ValueError):
         whole = {}
-    for name in WHOLE:
-        whole |= (
-            {name: found} if (found := stored(f"whole {name}", "any")) else {}
-        )
-    missing = [p.name for p in parts() if p.name not in outcomes]
-    RECORD.write_text(
-        json.dumps(
-            about() | {"parts": outcomes, "not run": missing, "whole": whole},
-            indent=1,
-        )
-        + "\n",
-        encoding="utf-8",
-    )
+    known, names = stored(), [p.name for p in parts()]
+    record = about() | {
+        "parts": {name: known[name] for name in names if name in known},
+        "not run": [name for name in names if name not in known],
+        "whole": whole
+        | {k: known[f"whole {k}"] for k in WHOLE if f"whole {k}" in known},
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
 
 
 # ---- both commands whole ----
 
 
-def run_whole(name: str, again: bool = False) -> dict:
+def step(name: str, command: list[str], folder: Path, env: dict) -> dict:
+    "The book, or tests, in the clone."
+    began, log = time.perf_counter(), folder / f"{name}.txt"
+    print(f"{name}: python {shlex.join(command)}, output in {log}", flush=True)
+    with open(log, "w", encoding="utf-8") as out:
+        code = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder / "clone",
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        ).returncode
+    text = log.read_text(encoding="utf-8", errors="replace")
+    run = re.findall(r"^ +\[", text, re.M)
+    result = (
+        tested(text, code)
+        if name == "tests"
+        else {
+            "passed": code == 0,
+            "failures": [
+                line.strip() for line in text.splitlines() if "FAILED" in line
+            ],
+            "summary": f"{len(run)} chapters run",
+        }
+    ) | {"seconds": round(time.perf_counter() - began)}
+    print(
+        f"{name}: {WORDS[code == 0]}: {result['summary']}",
+        *result["failures"],
+        sep="\n  ",
+        flush=True,
+    )
+    return result
+
+
+def run_whole(name: str, again: bool, _: Path) -> dict:
     """`tools.build` and every test in a clone of the last commit, whose kernel
     and PyTorch are held to an instruction set; `again`: of the last such run
     the tests that failed, whose outcome stands beside the first.
@@ -839,25 +743,14 @@ def run_whole(name: str, again: bool = False) -> dict:
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     (clone / ".venv").symlink_to(sys.prefix)
     env = environment(WHOLE[name], "gcc", folder / "cache", 1) | {
-        "PYTHONPATH": str(clone)
+        "PYTHONPATH": str(clone),
+        "COLUMNS": "300",  # names of tests whole
     }
     # each process as it would be
     env.pop("OMP_NUM_THREADS"), env.pop("NORMALNORM_TEST_BUILD")
-    env["COLUMNS"] = "300"  # names of tests whole
-    outcome = {
-        "passed": True,
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": _cpuinfo().get("model name", ""),
-        "environment": {
-            "CXX": f"{COMPILERS['gcc']} {SETS[WHOLE[name]].march}",
-            **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)},
-        },
-    }
-    steps = [("book", ["-m", "tools.build"]), ("tests", [*TESTING, "tests"])]
-    for test in NOT_HELD:
-        steps[-1][1].extend(["--deselect", test])
-    first = stored(f"whole {name}", "any") if again else None
+    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
+    steps = {"book": ["-m", "tools.build"], "tests": ["tests", *left_out]}
+    outcome, first = {}, stored().get(f"whole {name}") if again else None
     if first:
         failed = [
             line.split(" - ")[0].removeprefix("FAILED ")
@@ -869,53 +762,24 @@ def run_whole(name: str, again: bool = False) -> dict:
             if test in NOT_HELD or not (clone / test.split("::")[0]).exists()
         ]
         outcome["no longer asked"] = gone
-        steps = [("tests", [*TESTING, *(t for t in failed if t not in gone)])]
-    for step, command in steps:
-        print(
-            f"{step}: python {shlex.join(command)}, output in "
-            f"{folder / step}.txt",
-            flush=True,
-        )
-        began = time.perf_counter()
-        with open(folder / f"{step}.txt", "w", encoding="utf-8") as log:
-            code = subprocess.run(
-                [sys.executable, *command],
-                cwd=clone,
-                env=env,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            ).returncode
-        text = (folder / f"{step}.txt").read_text(
-            encoding="utf-8", errors="replace"
-        )
-        run, failed = (
-            re.findall(r"^ +\[", text, re.M),
-            [line.strip() for line in text.splitlines() if "FAILED" in line],
-        )
-        result = (
-            tested(text, code)
-            if step == "tests"
-            else {
-                "passed": code == 0,
-                "failures": failed,
-                "summary": f"{len(run)} chapters run",
-            }
-        )
-        outcome[step] = result | {"seconds": round(time.perf_counter() - began)}
-        outcome["passed"] &= code == 0
-        print(
-            f"{step}: {WORDS[code == 0]} in "
-            f"{time.perf_counter() - began:.0f} s: {result['summary']}",
-            *result["failures"],
-            sep="\n  ",
-            flush=True,
-        )
-    outcome["seconds"] = round(time.perf_counter() - start)
-    if first:
-        outcome = first | {"passed": outcome["passed"], "again": outcome}
-    store(f"whole {name}", outcome, "any")
+        steps = {"tests": [t for t in failed if t not in gone]}
+    steps["tests"] = [*TESTING, *steps["tests"]]
+    outcome |= {k: step(k, steps[k], folder, env) for k in steps}
+    outcome |= {
+        "passed": all(outcome[k]["passed"] for k in steps),
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _cpuinfo().get("model name", ""),
+        "environment": {
+            "CXX": f"{COMPILERS['gcc']} {SETS[WHOLE[name]].march}",
+            **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)},
+        },
+        "seconds": round(time.perf_counter() - start),
+    }
     if outcome["passed"]:
         shutil.rmtree(folder)
+    if first:
+        return first | {"passed": outcome["passed"], "again": outcome}
     return outcome
 
 
@@ -952,19 +816,23 @@ def main(arguments: list[str] | None = None) -> int:
         "--whole", choices=WHOLE, help="the book and every test instead"
     )
     given = parser.parse_args(arguments)
-    if given.whole:
-        if reason := lacking(WHOLE[given.whole]):
-            parser.error(reason)
-        outcome = run_whole(given.whole, given.again)
-        if given.record:
-            write_record({p.name: o for p in parts() if (o := stored(p.name))})
-        return not outcome["passed"]
-    chosen = [
-        p
-        for p in parts()
-        if not given.only
-        or any(word.lower() in p.name.lower() for word in given.only)
-    ]
+    chosen = (
+        [
+            Part(
+                f"whole {given.whole}",
+                (),
+                WHOLE[given.whole],
+                partial(run_whole, given.whole, given.again),
+            )
+        ]
+        if given.whole
+        else [
+            p
+            for p in parts()
+            if not given.only
+            or any(word.lower() in p.name.lower() for word in given.only)
+        ]
+    )
     if not chosen:
         parser.error(
             f"no part has {' or '.join(given.only)} in its name; "
@@ -973,27 +841,17 @@ def main(arguments: list[str] | None = None) -> int:
     if given.list:
         print(*(p.name for p in chosen), sep="\n")
         return 0
-    tools = [
-        t
-        for p in chosen
-        for t in p.tools
-        if not (p.instructions and lacking(p.instructions))
+    able = [
+        p for p in chosen if not (p.instructions and lacking(p.instructions))
     ]
-    problem = (
-        install(tools)
-        if given.install
-        else advice([t for t in dict.fromkeys(tools) if not find(t)])
-    )
-    if problem:
+    if problem := missing((t for p in able for t in p.tools), given.install):
         print(problem, file=sys.stderr)
         return 2
-    compilers.cache_clear()
+    known = {} if given.again or given.whole else stored()
     todo = [
         p
         for p in chosen
-        if given.again
-        or not (done := stored(p.name))
-        or done["passed"] is False
+        if known.get(p.name, {"passed": False})["passed"] is False
     ]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"
@@ -1013,21 +871,15 @@ def main(arguments: list[str] | None = None) -> int:
                 sep="\n      ",
                 flush=True,
             )
-    outcomes = {p.name: o for p in parts() if (o := stored(p.name))}
-    print(f"\n{table({p.name: outcomes[p.name] for p in chosen})}")
-    if missing := [p.name for p in parts() if p.name not in outcomes]:
-        print(
-            f"\n{len(missing)} other parts were not run for this state of "
-            "the code"
-        )
-    failed = [p.name for p in chosen if outcomes[p.name]["passed"] is False]
+    known = stored()
+    outcomes = {p.name: known[p.name] for p in chosen}
+    failed = [n for n, o in outcomes.items() if o["passed"] is False]
     print(
-        f"\n{len(failed)} of {len(chosen)} parts failed"
+        f"\n{table(outcomes)}\n\n{len(failed)} of {len(chosen)} parts failed"
         + (f": {', '.join(failed)}" if failed else "")
     )
     if given.record:
-        write_record(outcomes)
-        print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
+        write_record()
     return bool(failed)
 
 

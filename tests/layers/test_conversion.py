@@ -4,9 +4,9 @@ where they can be imported.
 """
 
 import copy
-import io
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -25,7 +25,8 @@ from normalnorm.layers.conversion import (
 )
 from normalnorm.layers.sync import SyncBatchNormalNorm, convert_sync
 from normalnorm.theory.gradient import Identity
-from tests.peers import installed
+from tests.layers.steps import refusals, reloaded
+from tests.peers import FOLLOWS, installed
 
 KINDS = {
     "batch1d": (lambda: nn.BatchNorm1d(3), (7, 3, 5)),
@@ -72,6 +73,9 @@ KINDS = {
 quiet = pytest.mark.filterwarnings("ignore:the transform is dropped")
 
 
+EVENTS = {"before", "after", "state", "loaded", "backward"}
+
+
 @pytest.fixture(params=KINDS)
 def kind(request):
     make, shape = KINDS[request.param]
@@ -83,29 +87,6 @@ def kind(request):
     return layer, shape
 
 
-def test_without_transform_and_noise_it_is_the_layer_that_it_was(kind):
-    plain, shape = kind
-    plain = plain.double()
-    ours = to_normality(copy.deepcopy(plain), noise=0.0, alpha=0.0)
-    for training in (True, False, True):
-        u = torch.randn(shape, dtype=torch.float64).exp()
-        found = []
-        for layer in (plain.train(training), ours.train(training)):
-            x = u.clone().requires_grad_()
-            out = layer(x)
-            found.append(
-                (
-                    out,
-                    *torch.autograd.grad(
-                        out.pow(3).sum(), [x, *layer.parameters()]
-                    ),
-                )
-            )
-        torch.testing.assert_close(*found, rtol=1e-8, atol=1e-8)
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name], value)
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16]
 )
@@ -113,67 +94,49 @@ def test_without_transform_and_noise_it_is_the_layer_that_it_was(kind):
 def test_everything_is_kept(kind, dtype, training):
     layer, shape = kind
     layer = layer.to(dtype).train(training)
-    layer.mark = "mine"
-    calls = []
+    layer.mark, calls = "mine", set()
+    said = lambda word: lambda *_: calls.add(word) or None
     handles = [
-        layer.register_forward_pre_hook(lambda *a: calls.append("before")),
-        layer.register_forward_hook(lambda *a: calls.append("after")),
-        layer.register_full_backward_hook(lambda *a: calls.append("backward")),
-        layer._register_state_dict_hook(lambda *a: calls.append("state")),
-        layer.register_load_state_dict_post_hook(
-            lambda *a: calls.append("loaded")
-        ),
+        layer.register_forward_pre_hook(said("before")),
+        layer.register_forward_hook(said("after")),
+        layer.register_full_backward_hook(said("backward")),
+        layer._register_state_dict_hook(said("state")),
+        layer.register_load_state_dict_post_hook(said("loaded")),
     ]
-    for parameter in layer.parameters():
+    for parameter in [*layer.parameters()][:1]:
         parameter.requires_grad_(False)
-        break
-    held, buffers = (
-        list(layer.parameters()),
-        {k: id(v) for k, v in layer.named_buffers()},
-    )
-    flags, names, eps = (
-        [p.requires_grad for p in held],
-        list(layer.state_dict()),
-        layer.eps,
-    )
-    assert to_normality(layer) is layer
-    assert (
-        type(layer).__module__.startswith("normalnorm")
-        and "NormalNorm" in type(layer).__name__
-    )
-    assert (
-        all(a is b for a, b in zip(layer.parameters(), held))
-        and [p.requires_grad for p in layer.parameters()] == flags
-    )
-    assert {
-        k: id(v) for k, v in layer.named_buffers() if k != "running_lambda"
-    } == buffers
-    assert (
-        layer.training == training and layer.mark == "mine" and layer.eps == eps
-    )
-    assert [n for n in layer.state_dict() if "lambda" not in n] == names
+
+    def held():
+        "What is the same before and after, by identity."
+        return (
+            [(id(p), p.requires_grad) for p in layer.parameters()],
+            {k: id(v) for k, v in layer.named_buffers() if "lambda" not in k},
+            [k for k in layer.state_dict() if "lambda" not in k],
+            (layer.training, layer.mark, layer.eps),
+        )
+
+    before = held()
+    assert to_normality(layer) is layer and held() == before
+    assert type(layer).__module__.startswith("normalnorm")
+    assert "NormalNorm" in type(layer).__name__
     lmbda = getattr(layer, "running_lambda", None)
-    assert lmbda is None or (
-        lmbda.dtype == dtype
-        and (lmbda == 1).all()
-        and lmbda.device == layer.running_mean.device
-    )
+    assert lmbda is None or lmbda.dtype == dtype and (lmbda == 1).all()
     out = layer(torch.randn(shape, requires_grad=True).to(dtype))
     assert out.dtype == dtype
     if out.requires_grad:
         out.sum().backward()
-        assert "backward" in calls
     layer.load_state_dict(layer.state_dict())
-    assert {"before", "after", "state", "loaded"} <= set(calls)
+    assert calls == (EVENTS if out.requires_grad else EVENTS - {"backward"})
     for handle in handles:
         handle.remove()
     calls.clear()
     layer.eval()(torch.randn(shape).to(dtype))
-    assert calls == []
+    assert not calls
 
 
-def test_the_state_has_the_order_of_a_layer_made_by_its_constructor():
-    for plain, ours in (
+@pytest.mark.parametrize(
+    "plain, ours",
+    [
         (nn.BatchNorm2d(3), normalnorm.BatchNormalNorm2d(3)),
         (
             nn.InstanceNorm1d(3, track_running_stats=True),
@@ -187,36 +150,35 @@ def test_the_state_has_the_order_of_a_layer_made_by_its_constructor():
             normalnorm.SyncDecorrelatedBatchNorm(3),
             normalnorm.SyncDecorrelatedBatchNormalNorm(3),
         ),
-    ):
-        converted = to_normality(plain)
-        assert list(converted.state_dict()) == list(ours.state_dict()) and repr(
-            converted
-        ) == repr(ours)
-        assert set(converted.__dict__) == set(ours.__dict__)
+    ],
+)
+def test_the_state_has_the_order_of_a_layer_made_by_its_constructor(
+    plain, ours
+):
+    converted = to_normality(plain)
+    assert list(converted.state_dict()) == list(ours.state_dict())
+    assert repr(converted) == repr(ours)
+    assert set(converted.__dict__) == set(ours.__dict__)
+
+
+def described(model):
+    "Whatever there is, but for identities."
+    return (
+        repr(model),
+        [(type(m), sorted(m.__dict__)) for m in model.modules()],
+        [(k, v.tolist()) for k, v in model.state_dict().items()],
+    )
 
 
 @quiet
 def test_there_and_back(kind):
     layer, shape = kind
-    u = torch.randn(shape)
+    u, cls = torch.randn(shape), type(layer)
     expected = layer.eval()(u)
-    before, fields, text, cls = (
-        {k: v.clone() for k, v in layer.state_dict().items()},
-        sorted(layer.__dict__),
-        repr(layer),
-        type(layer),
-    )
+    before = described(layer)
     assert type(to_normality(layer)) is not cls
     to_plain(layer)
-    assert (
-        sorted(layer.__dict__) == fields
-        and repr(layer) == text
-        and type(layer) is cls
-    )
-    assert list(layer.state_dict()) == list(before) and all(
-        torch.equal(v, before[k]) for k, v in layer.state_dict().items()
-    )
-    assert torch.equal(layer(u), expected)
+    assert described(layer) == before and torch.equal(layer(u), expected)
 
 
 @quiet
@@ -253,97 +215,7 @@ def test_a_layer_made_by_its_constructor_becomes_plain(made):
     )
 
 
-def test_decorrelated_layers_are_reported_and_newton_schulz_is_noted():
-    class Calm(normalnorm.DecorrelatedBatchNorm2d):
-        pass
-
-    class Centred(normalnorm.DecorrelatedBatchNorm2d):
-        def forward(self, input):
-            return super().forward(input)
-
-    class Doubled(normalnorm.DecorrelatedBatchNorm2d):
-        def forward(self, input):
-            return 2 * super().forward(input)
-
-    model = nn.Sequential(
-        normalnorm.DecorrelatedBatchNorm2d(4),
-        normalnorm.DecorrelatedBatchNorm2d(
-            4, method="newton_schulz", iterations=2
-        ),
-        normalnorm.DecorrelatedBatchNormalNorm2d(4),
-        Calm(4),
-        Centred(4, group_size=3),
-        Doubled(4),
-    )
-    u = torch.randn(5, 4, 3, 3).exp()
-    model(u)
-    odd = (
-        "a subclass of DecorrelatedBatchNorm2d whose forward does something "
-        "else, on random input"
-    )
-    assert {r.name: r.reason for r in survey(model).left} == {
-        "2": "a normality layer already",
-        "5": odd,
-    }
-    exact = nn.Sequential(model[0], model[3]).eval()
-    expected, rough = exact(u), model[1].eval()(u)
-    _, report = to_normality(model, return_report=True)
-    assert [(r.name, r.after) for r in report.replaced] == [
-        (n, "DecorrelatedBatchNormalNorm2d") for n in "0134"
-    ]
-    assert report.notes == (
-        "1 whitens approximately, by Newton–Schulz: the normality layer "
-        "standardizes each channel besides",
-    )
-    torch.testing.assert_close(exact(u), expected)  # λ is 1
-    assert (model[1](u) - rough).abs().max() > 0.1 and model[0].noise == 0.4
-    _, back = to_plain(model, return_report=True)
-    assert [(r.name, r.after) for r in back.replaced] == [
-        (n, "DecorrelatedBatchNorm2d") for n in "012"
-    ]
-    # classes inside a function cannot be imported
-    assert all("is not installed" in r.reason for r in back.left) and [
-        r.name for r in back.left
-    ] == ["3", "4"]
-    assert (
-        torch.equal(model[1](u), rough)
-        and "1" in back.notes[0]
-        and model[0].noise == 0.0
-        and model[0].gaussianizer == Identity()
-    )
-
-
-def test_decorrelated_states_both_ways():
-    torch.manual_seed(0)
-    plain, u = (
-        nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2)),
-        torch.randn(9, 4).exp(),
-    )
-    plain(u)
-    ours = to_normality(copy.deepcopy(plain))
-    fresh = to_normality(
-        nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2))
-    )
-    fresh.load_state_dict(plain.state_dict())
-    assert (
-        torch.equal(fresh.eval()(u), ours.eval()(u))
-        and (fresh[0].running_lambda == 1).all()
-    )
-    ours.train()(u)
-    other = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(4, group_size=2))
-    with pytest.raises(RuntimeError, match="running_lambda"):
-        other.load_state_dict(ours.state_dict())
-    other.load_state_dict(plain_state_dict(ours.state_dict()))
-    assert torch.equal(
-        other[0].running_covariance, ours[0].running_covariance
-    ) and list(plain_state_dict(ours.state_dict())) == list(plain.state_dict())
-
-
 def test_synchronization_knows_decorrelated_layers():
-    class Own(normalnorm.DecorrelatedBatchNorm1d):
-        def forward(self, input):
-            return -super().forward(input)
-
     model = nn.Sequential(
         normalnorm.DecorrelatedBatchNorm1d(3),
         normalnorm.DecorrelatedBatchNormalNorm2d(3, noise=0.1),
@@ -358,33 +230,48 @@ def test_synchronization_knows_decorrelated_layers():
         "LayerNorm",
         "SyncDecorrelatedBatchNorm",
     ]
-    assert (
-        list(model.state_dict()) == kept
-        and model[0].process_group == "group"
-        and model[3].process_group is None
-        and model[1].noise == 0.1
-    )
-    for wrong, words in (
-        (Own(3), "something of its own"),
+    assert list(model.state_dict()) == kept and model[1].noise == 0.1
+    assert model[0].process_group == "group"
+    assert model[3].process_group is None
+
+
+class Negated(normalnorm.DecorrelatedBatchNorm1d):
+    def forward(self, input):
+        return -super().forward(input)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (Negated(3), "something of its own"),
         (normalnorm.DecorrelatedBatchNormalNorm1d(3, steps=3), "steps=3"),
-    ):
-        model = nn.Sequential(normalnorm.DecorrelatedBatchNorm1d(3), wrong)
-        with pytest.raises(NotImplementedError, match=words):
-            convert_sync(model)
-        assert type(model[0]) is normalnorm.DecorrelatedBatchNorm1d
+        (normalnorm.BatchNormalNorm1d(3, steps=2), "steps=2"),
+    ],
+)
+def test_synchronization_changes_all_or_nothing(wrong, words):
+    model = nn.Sequential(
+        normalnorm.DecorrelatedBatchNorm1d(3),
+        normalnorm.BatchNormalNorm1d(3),
+        wrong,
+    )
+    before = described(model)
+    with pytest.raises(NotImplementedError, match=words):
+        convert_sync(model)
+    assert described(model) == before
 
 
-def test_optimizers_go_on():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    model(torch.randn(8, 3)).square().sum().backward()
-    optimizer.step()
-    to_normality(model)
-    before = model[1].bias.clone()
-    optimizer.zero_grad()
-    (model(torch.randn(8, 3)) - 1).square().sum().backward()
-    optimizer.step()
-    assert not torch.equal(model[1].bias, before)
+class Positive(nn.Module):
+    def forward(self, x):
+        return F.softplus(x)
+
+    def right_inverse(self, y):
+        return y.expm1().log()
+
+
+def positive(layer):
+    "With a parametrized weight."
+    nn.utils.parametrize.register_parametrization(layer, "weight", Positive())
+    return layer
 
 
 def test_shared_layers_tied_parameters_and_references_stay():
@@ -410,31 +297,29 @@ def test_shared_layers_tied_parameters_and_references_stay():
 
 @quiet
 def test_parametrized_layers_stay_parametrized():
-    class Positive(nn.Module):
-        def forward(self, x):
-            return F.softplus(x)
-
-        def right_inverse(self, y):
-            return y.expm1().log()
-
-    layer = nn.BatchNorm1d(3)
-    nn.utils.parametrize.register_parametrization(layer, "weight", Positive())
-    u = torch.randn(8, 3)
+    layer, u = positive(nn.BatchNorm1d(3)), torch.randn(8, 3)
     expected = layer.eval()(u)
     to_normality(layer)
-    assert isinstance(layer, normalnorm.BatchNormalNorm1d) and torch.equal(
-        layer(u), expected
-    )
-    with torch.no_grad():
-        layer.parametrizations.weight.original.fill_(-30)
+    assert isinstance(layer, normalnorm.BatchNormalNorm1d)
+    assert torch.equal(layer(u), expected)
+    layer.parametrizations.weight.original.data.fill_(-30)
     assert (layer(u) - layer.bias).abs().max() < 1e-9
     assert isinstance(copy.deepcopy(layer), normalnorm.BatchNormalNorm1d)
     to_plain(layer)
-    assert isinstance(layer, nn.BatchNorm1d) and not isinstance(
-        layer, normalnorm.BatchNormalNorm1d
-    )
+    assert isinstance(layer, nn.BatchNorm1d)
+    assert not isinstance(layer, normalnorm.BatchNormalNorm1d)
     nn.utils.parametrize.remove_parametrizations(to_normality(layer), "weight")
     assert type(layer) is normalnorm.BatchNormalNorm1d
+
+
+class Whitened(normalnorm.DecorrelatedBatchNorm2d):
+    def forward(self, input):
+        return super().forward(input)
+
+
+class Doubled(normalnorm.DecorrelatedBatchNorm2d):
+    def forward(self, input):
+        return 2 * super().forward(input)
 
 
 class Act(nn.BatchNorm2d):
@@ -499,26 +384,22 @@ class Named(nn.BatchNorm1d):
         (lambda: ActLast(2, 4), "GroupNormalNorm, activation", (3, 4, 5)),
         (lambda: Named(5), "BatchNormalNorm1d", (6, 5)),
         (lambda: Channels(2048), "LayerNormalNorm2d", (2, 2048, 1, 1)),
+        (
+            lambda: Whitened(4, group_size=3),
+            "DecorrelatedBatchNormalNorm2d",
+            (5, 4, 3, 3),
+        ),
     ],
 )
 def test_subclasses_are_tried_out(make, after, shape):
-    model = nn.Sequential(make())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    u, original, state = (
-        torch.randn(shape),
-        type(model[0]),
-        list(model.state_dict()),
-    )
-    torch.manual_seed(1)
-    draw = torch.get_rng_state()
-    model.eval()
-    expected = model(u)
+    model, u = nn.Sequential(make()).eval(), torch.randn(shape)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    original, expected = type(model[0]), model(u)
+    state, draw = list(model.state_dict()), torch.get_rng_state()
     _, report = to_normality(model, noise=0.0, alpha=0.0, return_report=True)
-    assert report.replaced[0].after == after and torch.equal(
-        torch.get_rng_state(), draw
-    )
+    assert report.replaced[0].after == after
+    assert torch.equal(torch.get_rng_state(), draw)
     torch.testing.assert_close(model(u), expected, rtol=1e-5, atol=1e-5)
     assert [k for k in model.state_dict() if "lambda" not in k] == state
     loaded = pickle.loads(pickle.dumps(model))
@@ -593,6 +474,12 @@ class T5LayerNorm(nn.Module):
         (lambda: Plus(3), "something else"),
         (lambda: Chatty(3), "summary"),
         (lambda: Helper(3), "something else"),
+        (
+            lambda: Doubled(4),
+            "a subclass of DecorrelatedBatchNorm2d whose forward does "
+            "something else, on random input",
+        ),
+        (lambda: normalnorm.DecorrelatedBatchNormalNorm2d(4), "already"),
         (lambda: normalnorm.LayerNormalNorm(3), "already"),
         pytest.param(
             lambda: torch.jit.script(nn.BatchNorm1d(3)),
@@ -603,18 +490,14 @@ class T5LayerNorm(nn.Module):
 )
 def test_what_is_left_says_why(make, words):
     model = nn.Sequential(make())
-    cls = type(model[0])
-    report = survey(model)
-    assert (
-        report.replaced == ()
-        and len(report.left) == 1
-        and words in report.left[0].reason
-    )
+    before, report = type(model[0]), survey(model)
+    (row,) = report.left
+    assert report.replaced == () and words in row.reason
     assert words in str(report) and "0 replaced, 1 left" in str(report)
     if words != "already":
         with pytest.warns(UserWarning, match="left as they are"):
             to_normality(model)
-    assert type(model[0]) is cls
+    assert type(model[0]) is before
 
 
 def test_blocks_that_contain_norms_are_not_norms():
@@ -634,20 +517,10 @@ def test_blocks_that_contain_norms_are_not_norms():
 
 
 def test_layers_across_processes_take_one_step_only():
-    report = to_normality(
-        nn.Sequential(nn.SyncBatchNorm(3), nn.BatchNorm1d(3)),
-        steps=2,
-        return_report=True,
-    )[1]
-    assert "processes" in report.left[0].reason and [
-        r.name for r in report.replaced
-    ] == ["1"]
-
-
-def test_lazy_layers_after_their_first_batch():
-    model = nn.Sequential(nn.LazyBatchNorm1d())
-    model(torch.randn(4, 3))
-    assert type(to_normality(model)[0]) is normalnorm.BatchNormalNorm1d
+    model = nn.Sequential(nn.SyncBatchNorm(3), nn.BatchNorm1d(3))
+    report = to_normality(model, steps=2, return_report=True)[1]
+    assert "processes" in report.left[0].reason
+    assert [r.name for r in report.replaced] == ["1"]
 
 
 def net():
@@ -655,11 +528,32 @@ def net():
         nn.Conv2d(1, 4, 3),
         nn.BatchNorm2d(4),
         nn.Sequential(
-            nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+            nn.Conv2d(4, 4, 3),
+            normalnorm.DecorrelatedBatchNorm2d(4, group_size=2),
+            nn.GroupNorm(2, 4),
         ),
         nn.Flatten(),
         nn.LayerNorm(16),
     )
+
+
+@quiet
+def test_newton_schulz_is_noted():
+    "A root that is approximate is another layer than the exact one."
+    options = dict(method="newton_schulz", iterations=2)
+    model = nn.Sequential(normalnorm.DecorrelatedBatchNorm2d(4, **options))
+    u = torch.randn(5, 4, 3, 3).exp()
+    model(u)
+    rough = model.eval()(u)
+    _, report = to_normality(model, return_report=True)
+    assert report.notes == (
+        "0 whitens approximately, by Newton–Schulz: the normality layer "
+        "standardizes each channel besides",
+    )
+    assert (model(u) - rough).abs().max() > 0.1 and model[0].noise == 0.4
+    _, back = to_plain(model, return_report=True)
+    assert torch.equal(model(u), rough) and "0" in back.notes[0]
+    assert (model[0].noise, model[0].gaussianizer) == (0.0, Identity())
 
 
 @pytest.mark.parametrize(
@@ -669,106 +563,107 @@ def net():
         ("2", ["2.1", "2.2"]),
         ("2.*", ["2.1", "2.2"]),
         ("*.1", ["2.1"]),
-        (nn.BatchNorm2d, ["1", "2.1"]),
+        (nn.BatchNorm2d, ["1"]),
         (lambda name, module: name == "4", ["4"]),
         (["1", nn.GroupNorm], ["1", "2.2"]),
         (None, []),
     ],
 )
 def test_skip(skip, left):
-    report = to_normality(net(), skip=skip, return_report=True)[1]
-    assert [r.name for r in report.left] == left and len(
-        report.replaced
-    ) == 4 - len(left)
+    model = net()
+    report = to_normality(model, skip=skip, return_report=True)[1]
+    assert [r.name for r in report.left] == left
+    assert len(report.replaced) == 4 - len(left)
     assert all(r.reason == "skipped, as asked" for r in report.left)
 
 
-def test_a_layer_without_a_way_back_can_be_skipped():
-    "Then it is no warning; what no conversion knows is one even so."
+@quiet
+def test_skipped_ways_back_are_no_warning():
+    "What no conversion knows is one even so."
     model = nn.Sequential(
         nn.LocalResponseNorm(2), normalnorm.BatchNormalNorm1d(4)
     )
     model[1]._plain = "no_such_package:Norm"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        (row,) = to_plain(model, skip="1", return_report=True)[1].left
         assert to_plain(model, skip="1") is model
-    (row,) = to_plain(model, skip="1", return_report=True)[1].left
     assert (row.name, row.reason) == ("1", "skipped, as asked")
     with pytest.warns(UserWarning, match="LocalResponseNorm.*not a normalizer"):
         to_normality(model, skip=["0", "1"])
 
 
-def test_wrong_arguments_change_nothing_and_say_what_is_wrong():
-    model = net()
-    before = repr(model)
-    for error, words, options in (
-        (ValueError, "did you mean|known are", {"skip": "2.7"}),
-        (TypeError, "names, classes", {"skip": [3]}),
-        (ValueError, "alpha", {"alpha": 2.0}),
-        (ValueError, "noise", {"noise": -1.0}),
-        (ValueError, "noise_kind", {"noise_kind": "loud"}),
-        (ValueError, "steps", {"steps": 0}),
-    ):
-        with pytest.raises(error, match=words):
-            to_normality(model, **options)
-    with pytest.raises(TypeError, match="Module"):
-        to_normality([nn.LayerNorm(3)])
-    assert repr(model) == before
-
-
-def test_a_copy_leaves_the_model_alone():
-    model = net()
-    seen = []
-    model[1].register_forward_hook(lambda *a: seen.append(1))
-    twin = to_normality(model, inplace=False)
-    assert (
-        type(model[1]) is nn.BatchNorm2d
-        and type(twin[1]) is normalnorm.BatchNormalNorm2d
-        and twin[1].weight is not model[1].weight
-    )
-    twin(torch.randn(2, 1, 6, 6))
-    assert seen == [1]
-
-
-def test_noise_defaults_by_kind_and_settings_reach_every_layer():
-    model = to_normality(net(), alpha=0.5, safeguard=True, noise_kind="dropout")
-    assert [m.noise for m in model.modules() if hasattr(m, "noise")] == [
-        0.4,
-        0.4,
-        0.4,
-        1.0,
-    ]
-    assert all(
-        (m.alpha, m.safeguard, m.noise_kind, m.steps)
-        == (0.5, True, "dropout", 1)
-        for m in model.modules()
-        if hasattr(m, "noise")
-    )
-    assert {
-        m.noise
-        for m in to_normality(net(), noise=0.0).modules()
-        if hasattr(m, "noise")
-    } == {0.0}
-
-
-def test_the_model_itself_may_be_a_norm():
-    layer = nn.BatchNorm1d(3)
-    model, report = to_normality(layer, return_report=True)
-    assert (
-        model is layer
-        and isinstance(report, Report)
-        and "(the model)" in str(report)
-    )
-
-
-def test_distributed_wrappers_are_refused():
+def unwrapped():
+    "What DistributedDataParallel looks like, without processes."
     wrapper = nn.parallel.DistributedDataParallel.__new__(
         nn.parallel.DistributedDataParallel
     )
     nn.Module.__init__(wrapper)
     wrapper.module = net()
-    with pytest.raises(ValueError, match="before it is wrapped"):
-        to_normality(wrapper)
+    return wrapper
+
+
+def refused(**options):
+    "The call must have changed nothing."
+    model = net()
+    before = described(model)
+    try:
+        to_normality(model, **options)
+    finally:
+        assert described(model) == before
+
+
+test_wrong_arguments = refusals(
+    [
+        (partial(refused, skip="2.7"), ValueError, "did you mean|known are"),
+        (partial(refused, skip=[3]), TypeError, "names, classes"),
+        (partial(refused, alpha=2.0), ValueError, "alpha"),
+        (partial(refused, noise=-1.0), ValueError, "noise"),
+        (partial(refused, noise_kind="loud"), ValueError, "noise_kind"),
+        (partial(refused, steps=0), ValueError, "steps"),
+        (lambda: to_normality([nn.LayerNorm(3)]), TypeError, "Module"),
+        (
+            lambda: to_normality(unwrapped()),
+            ValueError,
+            "before it is wrapped",
+        ),
+    ]
+)
+
+
+def test_a_copy_leaves_the_model_alone():
+    model, seen = net(), []
+    model[1].register_forward_hook(lambda *a: seen.append(1))
+    twin = to_normality(model, inplace=False)
+    assert type(model[1]) is nn.BatchNorm2d
+    assert type(twin[1]) is normalnorm.BatchNormalNorm2d
+    assert twin[1].weight is not model[1].weight
+    twin(torch.randn(2, 1, 6, 6))
+    assert seen == [1]
+
+
+def test_noise_defaults_by_kind_and_settings_reach_every_layer():
+    def settings(**options):
+        return [
+            (m.noise, m.alpha, m.safeguard, m.noise_kind, m.steps)
+            for m in to_normality(net(), **options).modules()
+            if hasattr(m, "noise")
+        ]
+
+    given = dict(alpha=0.5, safeguard=True, noise_kind="dropout")
+    assert settings(**given) == [
+        (noise, 0.5, True, "dropout", 1) for noise in (0.4, 0.4, 0.4, 1.0)
+    ]
+    assert {noise for noise, *_ in settings(noise=0.0)} == {0.0}
+
+
+def test_the_model_itself_may_be_a_norm():
+    layer, lazy = nn.BatchNorm1d(3), nn.Sequential(nn.LazyBatchNorm1d())
+    model, report = to_normality(layer, return_report=True)
+    assert model is layer and isinstance(report, Report)
+    assert "(the model)" in str(report)
+    lazy(torch.randn(4, 3))  # after its first batch
+    assert type(to_normality(lazy)[0]) is normalnorm.BatchNormalNorm1d
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -777,36 +672,25 @@ def test_distributed_wrappers_are_refused():
 def test_the_fused_path_of_encoder_layers_is_switched_off_and_on_again(
     norm_first,
 ):
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, batch_first=True, norm_first=norm_first
     )
-    model = nn.TransformerEncoder(layer, 2).eval()
-    u, mask = (
-        torch.randn(3, 5, 8),
-        torch.tensor(
-            [[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]]
-        ),
-    )
-    fields = [sorted(m.__dict__) for m in model.modules()]
+    model, u = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 8)
+    mask = torch.arange(5) >= torch.tensor([[5], [3], [4]])
+    before = described(model)
     with torch.no_grad():
         plain = model(u)
         _, report = to_normality(model, return_report=True)
         assert len(report.replaced) == 4 and len(report.notes) >= 2
         without_gradients = model(u)
-        assert (
-            bypassed(model, u) == []
-            and bypassed(model, u, src_key_padding_mask=mask) == []
-        )
+        for more in ({}, {"src_key_padding_mask": mask}):
+            assert bypassed(model, u, **more) == []
     # the path that is never fused
     torch.testing.assert_close(without_gradients, model(u))
     assert (without_gradients - plain).abs().max() > 1e-2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        to_plain(model)
-    assert [sorted(m.__dict__) for m in model.modules()] == fields and all(
-        m.activation_relu_or_gelu for m in model.layers
-    )
+    to_plain(model)
+    assert described(model) == before
+    assert all(m.activation_relu_or_gelu for m in model.layers)
     with torch.no_grad():
         assert torch.equal(model(u), plain)
 
@@ -836,103 +720,77 @@ def test_to_plain_says_that_lambda_is_lost():
         warnings.simplefilter("error")
         to_plain(model)
 
+
+def test_to_plain_says_what_has_no_way_back():
     class Own(normalnorm.LayerNormalNorm):
         pass
 
-    with pytest.warns(UserWarning, match="twin"):
-        assert type(to_plain(nn.Sequential(Own(3)))[0]) is Own
-    gone = to_normality(nn.Sequential(Channels(3)))
-    gone[0]._plain = "no_such_package:Layer"
-    with pytest.warns(UserWarning, match="not installed"):
-        to_plain(gone)
+    gone = to_normality(Channels(3))
+    gone._plain = "no_such_package:Layer"
+    for layer, words in ((Own(3), "twin"), (gone, "not installed")):
+        before = type(layer)
+        with pytest.warns(UserWarning, match=words):
+            assert type(to_plain(nn.Sequential(layer))[0]) is before
 
 
 def test_checkpoints_both_ways():
-    torch.manual_seed(0)
     plain, ours = net(), to_normality(net())
-    plain(torch.randn(5, 1, 6, 6))
+    u = torch.randn(5, 1, 6, 6)
+    plain(u)
     assert ours.load_state_dict(plain.state_dict()).missing_keys == []
-    assert all(
-        (v == 1).all()
-        for k, v in ours.state_dict().items()
-        if k.endswith("running_lambda")
-    )
+    assert (ours[1].running_lambda == 1).all()
     ours(torch.randn(5, 1, 6, 6))
     state = ours.state_dict()
     with pytest.raises(RuntimeError, match="running_lambda"):
         plain.load_state_dict(state)
     stripped = plain_state_dict(state)
-    assert (
-        stripped._metadata == state._metadata
-        and len(state) == len(stripped) + 2
-    )
+    assert stripped._metadata == state._metadata
+    assert len(state) == len(stripped) + 2
     plain.load_state_dict(stripped)
     assert torch.equal(plain[1].running_var, ours[1].running_var)
-    other = {
-        "running_lambda": torch.ones(2),
-        "a.running_lambda": torch.ones(2),
-        "b.running_lambda": torch.ones(2),
-        "b.running_mean": torch.ones(2),
-    }
-    # the others are somebody else's
-    assert list(plain_state_dict(other)) == [
+    fresh = to_normality(net())
+    fresh.load_state_dict(reloaded(state), assign=True)
+    for same in (fresh, reloaded(ours, False), copy.deepcopy(ours)):
+        assert torch.equal(same.eval()(u), ours.eval()(u))
+    # of number types that are not the layer's
+    for dtype in (torch.float64, torch.float16, torch.int64):
+        lmbda = torch.full((4,), 2, dtype=dtype)
+        ours.load_state_dict({**state, "1.running_lambda": lmbda})
+        assert ours[1].running_lambda.tolist() == [2.0] * 4
+        assert ours[1].running_lambda.dtype == torch.float32
+
+
+def test_averages_of_others_stay_in_a_plain_state():
+    names = [
         "running_lambda",
         "a.running_lambda",
+        "b.running_lambda",
         "b.running_mean",
     ]
-
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    fresh = to_normality(net())
-    fresh.load_state_dict(torch.load(file, weights_only=True), assign=True)
-    u = torch.randn(5, 1, 6, 6)
-    assert (
-        torch.equal(fresh.eval()(u), ours.eval()(u))
-        and torch.equal(pickle.loads(pickle.dumps(ours))(u), ours(u))
-        and torch.equal(copy.deepcopy(ours)(u), ours(u))
-    )
+    state = dict.fromkeys(names, torch.ones(2))
+    assert list(plain_state_dict(state)) == [*names[:2], names[3]]
 
 
 @pytest.mark.parametrize(
-    "value, words",
+    "changed, words",
     [
-        (torch.ones(7), "size mismatch for 1.running_lambda"),
-        ("one", "running_lambda"),
-        (None, "running_lambda"),
+        (
+            {"1.running_lambda": torch.ones(7)},
+            "size mismatch for 1.running_lambda",
+        ),
+        ({"1.running_lambda": "one"}, "running_lambda"),
+        ({"1.running_lambda": None}, "running_lambda"),
+        (
+            {"1.running_lambda": ..., "1.running_mean": ...},
+            "1.running_mean.*1.running_lambda",
+        ),
     ],
 )
-def test_broken_checkpoints(value, words):
+def test_broken_checkpoints(changed, words):
     ours = to_normality(net())
-    state = {**ours.state_dict(), "1.running_lambda": value}
+    state = {**ours.state_dict(), **changed}
     with pytest.raises((RuntimeError, AttributeError, TypeError), match=words):
-        ours.load_state_dict(state)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
-def test_lambda_of_another_number_type_is_converted(dtype):
-    ours = to_normality(net())
-    ours.load_state_dict(
-        {
-            **ours.state_dict(),
-            "1.running_lambda": torch.full((4,), 2, dtype=dtype),
-        }
-    )
-    assert (
-        ours[1].running_lambda.dtype == torch.float32
-        and (ours[1].running_lambda == 2).all()
-    )
-
-
-def test_without_running_lambda_but_without_a_running_mean_too():
-    ours = to_normality(net())
-    state = {
-        k: v
-        for k, v in ours.state_dict().items()
-        if not k.startswith("1.running")
-    }
-    with pytest.raises(RuntimeError, match="1.running_mean.*1.running_lambda"):
-        ours.load_state_dict(state)
+        ours.load_state_dict({k: v for k, v in state.items() if v is not ...})
 
 
 class MakesATensor(nn.LayerNorm):
@@ -941,20 +799,16 @@ class MakesATensor(nn.LayerNorm):
 
 
 def test_meta_and_uninitialized():
+    made = lambda: to_normality(nn.Sequential(net(), Channels(4), Act(3)))
     with torch.device("meta"):
-        model = to_normality(nn.Sequential(net(), Channels(4), Act(3)))
+        model = made()
         # tried out on the CPU, also what it makes itself
         assert survey(MakesATensor(3)).replaced
-    assert (
-        all(v.is_meta for v in model.state_dict().values())
-        and type(model[1]) is LayerNormalNorm2d
-    )
-    source = to_normality(nn.Sequential(net(), Channels(4), Act(3)))
+    assert all(v.is_meta for v in model.state_dict().values())
+    assert type(model[1]) is LayerNormalNorm2d
+    source, u = made(), torch.ones(2, 1, 6, 6)
     model.load_state_dict(source.state_dict(), assign=True)
-    assert torch.equal(
-        model[0].eval()(torch.ones(2, 1, 6, 6)),
-        source[0].eval()(torch.ones(2, 1, 6, 6)),
-    )
+    assert torch.equal(model[0].eval()(u), source[0].eval()(u))
     for cls, args in (
         (normalnorm.BatchNormalNorm2d, (3,)),
         (normalnorm.LayerNormalNorm, (3,)),
@@ -966,10 +820,23 @@ def test_meta_and_uninitialized():
         assert (layer.weight == 1).all() and (layer.bias == 0).all()
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13),
-    reason="torch 2.4 cannot follow these functions",
-)
+def test_synchronization_keeps_shared_parametrized_and_fused_layers():
+    model, u = nn.Module(), torch.randn(8, 3)
+    model.a = model.b = normalnorm.BatchNormalNorm1d(3)
+    model.c = positive(normalnorm.BatchNormalNorm1d(3))
+    model.d = to_normality(Act(3), noise=0.0)
+    images = torch.randn(4, 3, 2, 2)
+    expected = model.c.eval()(u), model.d.eval()(images)
+    convert_sync(model)
+    assert model.a is model.b
+    for layer in (model.a, model.c, model.d):
+        assert isinstance(layer, SyncBatchNormalNorm)
+    torch.testing.assert_close(
+        (model.c(u), model.d(images)), expected, rtol=0, atol=0
+    )
+
+
+@FOLLOWS
 def test_a_compiled_model_notices_the_conversion():
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5)).eval()
@@ -981,69 +848,22 @@ def test_a_compiled_model_notices_the_conversion():
     assert (compiled(u) - before).abs().max() > 1e-3
 
 
-def test_synchronization_keeps_what_fused_layers_do():
-    model = to_normality(nn.Sequential(Act(3), nn.BatchNorm2d(3)), noise=0.0)
-    u = torch.randn(4, 3, 2, 2)
-    expected = model.eval()(u)
-    convert_sync(model)
-    assert (
-        isinstance(model[0], SyncBatchNormalNorm)
-        and type(model[1]) is SyncBatchNormalNorm
-        and torch.equal(model(u), expected)
-    )
-
-
-def test_synchronization_keeps_shared_layers_and_changes_all_or_nothing():
-    class Positive(nn.Module):
-        def forward(self, x):
-            return F.softplus(x)
-
-    model = nn.Module()
-    model.a = model.b = normalnorm.BatchNormalNorm1d(3)
-    model.c = normalnorm.BatchNormalNorm1d(3)
-    nn.utils.parametrize.register_parametrization(model.c, "weight", Positive())
-    u = torch.randn(8, 3)
-    expected = model.c.eval()(u)
-    model.d = normalnorm.BatchNormalNorm1d(3, steps=2)
-    with pytest.raises(NotImplementedError, match="steps=2"):
-        convert_sync(model)
-    assert type(model.a) is normalnorm.BatchNormalNorm1d
-    del model.d
-    convert_sync(model)
-    assert (
-        model.a is model.b
-        and isinstance(model.a, SyncBatchNormalNorm)
-        and isinstance(model.c, SyncBatchNormalNorm)
-        and torch.equal(model.c(u), expected)
-    )
-
-
 def same_function(model, *inputs, replaced, **named):
-    model.eval()
+    def result():
+        out = model(*inputs, **named)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        take = lambda out: out if isinstance(out, torch.Tensor) else out[0]
-        expected, state = (
-            take(model(*inputs, **named)),
-            list(model.state_dict()),
-        )
+        expected, state = model.eval() and result(), list(model.state_dict())
         _, report = to_normality(
             model, noise=0.0, alpha=0.0, return_report=True
         )
-        torch.testing.assert_close(
-            take(model(*inputs, **named)), expected, rtol=1e-4, atol=1e-4
-        )
-        assert (
-            bypassed(model, *inputs, **named) == []
-            and [
-                k
-                for k in model.state_dict()
-                if not k.endswith("running_lambda")
-            ]
-            == state
-        )
+        torch.testing.assert_close(result(), expected, rtol=1e-4, atol=1e-4)
+        assert bypassed(model, *inputs, **named) == []
+        assert list(plain_state_dict(model.state_dict())) == state
         to_plain(model)
-        assert torch.equal(take(model(*inputs, **named)), expected)
+        assert torch.equal(result(), expected)
     assert {(r.before, r.after) for r in report.replaced} == replaced
     return report
 
@@ -1076,7 +896,51 @@ def test_timm(name, replaced):
     assert not report.left
 
 
-def test_transformers():
+@pytest.mark.parametrize(
+    "name, given, options, replaced, left",
+    [
+        ("Bert", "ids", {}, {("LayerNorm", "LayerNormalNorm")}, []),
+        (
+            "ViT",
+            "images",
+            dict(image_size=32, patch_size=8),
+            {("LayerNorm", "LayerNormalNorm")},
+            [],
+        ),
+        (
+            "ConvNext",
+            "images",
+            dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
+            {
+                ("ConvNextLayerNorm", "LayerNormalNorm2d"),
+                ("ConvNextLayerNorm", "LayerNormalNorm"),
+                ("LayerNorm", "LayerNormalNorm"),
+            },
+            [],
+        ),
+        (
+            "Bit",
+            "images",
+            dict(
+                embedding_size=32,
+                hidden_sizes=[32, 64],
+                depths=[1, 1],
+                num_groups=4,
+            ),
+            {("BitGroupNormActivation", "GroupNormalNorm, activation")},
+            [],
+        ),
+        ("Llama", "ids", {}, set(), ["LlamaRMSNorm"] * 5),
+        (
+            "Nemotron",
+            "ids",
+            dict(num_key_value_heads=2),
+            set(),
+            ["NemotronLayerNorm1P"] * 5,
+        ),
+    ],
+)
+def test_transformers(name, given, options, replaced, left):
     t = installed("transformers")
     small = dict(
         hidden_size=16,
@@ -1084,54 +948,17 @@ def test_transformers():
         num_attention_heads=2,
         intermediate_size=32,
     )
-    ids, images = torch.randint(0, 50, (2, 9)), torch.randn(2, 3, 32, 32)
-    same_function(
-        t.BertModel(t.BertConfig(vocab_size=50, **small)),
-        input_ids=ids,
-        replaced={("LayerNorm", "LayerNormalNorm")},
-    )
-    same_function(
-        t.ViTModel(t.ViTConfig(image_size=32, patch_size=8, **small)),
-        pixel_values=images,
-        replaced={("LayerNorm", "LayerNormalNorm")},
-    )
-    same_function(
-        t.ConvNextModel(
-            t.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
-        ),
-        pixel_values=images,
-        replaced={
-            ("ConvNextLayerNorm", "LayerNormalNorm2d"),
-            ("ConvNextLayerNorm", "LayerNormalNorm"),
-            ("LayerNorm", "LayerNormalNorm"),
-        },
-    )
-    same_function(
-        t.BitModel(
-            t.BitConfig(
-                embedding_size=32,
-                hidden_sizes=[32, 64],
-                depths=[1, 1],
-                num_groups=4,
-            )
-        ),
-        pixel_values=images,
-        replaced={("BitGroupNormActivation", "GroupNormalNorm, activation")},
-    )
+    if given == "ids":
+        small["vocab_size"] = 50
+        inputs = {"input_ids": torch.randint(0, 50, (2, 9))}
+    else:
+        small = {} if "hidden_sizes" in options else small
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    config = getattr(t, f"{name}Config")(**small, **options)
     report = same_function(
-        t.LlamaModel(t.LlamaConfig(vocab_size=50, **small)),
-        input_ids=ids,
-        replaced=set(),
+        getattr(t, f"{name}Model")(config), **inputs, replaced=replaced
     )
-    assert len(report.left) == 5
-    report = same_function(
-        t.NemotronModel(
-            t.NemotronConfig(vocab_size=50, num_key_value_heads=2, **small)
-        ),
-        input_ids=ids,
-        replaced=set(),
-    )
-    assert {r.before for r in report.left} == {"NemotronLayerNorm1P"}
+    assert [r.before for r in report.left] == left
 
 
 def test_torchvision():

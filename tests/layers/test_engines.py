@@ -4,11 +4,6 @@ what it covers, and second derivatives are the definition's.
 
 import ast
 import json
-import os
-import subprocess
-import sys
-import textwrap
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 import normalnorm
 from normalnorm.layers import backends, functional
 from normalnorm.layers.engines import compiled
+from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, TORCH
 
 ROOT = Path(normalnorm.__file__).parents[1]
@@ -128,16 +124,7 @@ USED = """
 
 def test_one_file_is_an_engine(tmp_path):
     (tmp_path / "toy.py").write_text(TOY)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(USED), str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(python(USED, tmp_path).splitlines()[-1])
     assert (found["before"], found["chosen"]) == ("auto", "toy")
     assert {"native", "compiled", "toy"} <= set(found["known"])
     assert len(found["off"]) == 7 and max(found["off"]) < 1e-12
@@ -150,56 +137,59 @@ def test_one_file_is_an_engine(tmp_path):
         "backward",
         "definition",
     ]
-    assert found["covered"][0] == 0 and found["covered"][1] == 0
-    assert found["covered"][2] == []  # what it does not cover
+    assert found["covered"] == [0, 0, []]  # what it does not cover
     assert found["layer"] == ["forward"]
     assert found["auto"] == []  # it is not automatic
 
 
-def test_an_engine_has_a_name_of_its_own(monkeypatch):
+@pytest.fixture
+def named(monkeypatch):
+    "An engine that covers nothing, to be registered for this test alone."
     monkeypatch.setattr(backends, "_known", dict(backends.engines()))
-    for name in ("", "auto", "eager"):
+
+    def made(name, automatic=()):
         engine = backends.Engine()
-        engine.name = name
+        engine.name, engine.automatic = name, automatic
+        return engine
+
+    return made
+
+
+def test_an_engine_has_a_name_of_its_own(named):
+    for name in ("", "auto", "eager"):
         with pytest.raises(ValueError, match="a name of its own"):
-            backends.register(engine)
-    engine = backends.Engine()
-    engine.name = "nothing"
-    assert backends.register(engine) is engine
-    u = torch.randn(4, 3)
+            backends.register(named(name))
+    for engine in (named("nothing"), named("nothing")):
+        assert backends.register(engine) is engine
+        assert backends.engines()["nothing"] is engine
+    problem = backends.Normalization(torch.randn(4, 3), (0,))
     with backends.set_backend("nothing"):  # it covers nothing
-        assert backends.compute(backends.Normalization(u, (0,))) is None
+        assert backends.compute(problem) is None
     with pytest.raises(ValueError, match="'anything' is not known"):
         backends.set_backend("anything")
-    again = backends.Engine()
-    again.name = "nothing"
-    backends.register(again)
-    assert backends.engines()["nothing"] is again
 
 
-def test_who_is_asked_on_which_device(monkeypatch):
+def test_who_is_asked_on_which_device(named):
     'By "auto", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere.'
-    asked = lambda device: [e.name for e in backends._engines_asked(device)]
-    with backends.set_backend("auto"):
-        assert asked("cpu") == ["native"] and asked("cuda") == ["compiled"]
-        assert asked("mps") == asked("xpu") == asked("meta") == []
-    for chosen, names in (
-        ("eager", []),
-        ("native", ["native"]),
-        ("compiled", ["compiled"]),
-    ):
-        with backends.set_backend(chosen):
-            assert asked("cpu") == asked("cuda") == names
-    monkeypatch.setattr(backends, "_known", dict(backends.engines()))
-    toy = backends.Engine()
-    toy.name, toy.automatic = "toy", True
+
+    def asked(choice):
+        with backends.set_backend(choice):
+            return {
+                device: [e.name for e in backends._engines_asked(device)]
+                for device in ("cpu", "cuda", "mps", "xpu", "meta")
+            }
+
+    usual = {"cpu": ["native"], "cuda": ["compiled"]}
+    nobody = dict.fromkeys(("mps", "xpu", "meta"), [])
+    assert asked("auto") == usual | nobody
+    for chosen in ("eager", "native", "compiled"):
+        names = [chosen] * (chosen != "eager")
+        assert asked(chosen)["cpu"] == asked(chosen)["cuda"] == names
     with pytest.raises(TypeError, match="a tuple of device types"):
-        backends.register(toy)
-    toy.automatic = ("mps", "cuda")
-    backends.register(toy)
-    with backends.set_backend("auto"):  # in their order
-        assert asked("cpu") == ["native"]
-        assert asked("cuda") == ["compiled", "toy"] and asked("mps") == ["toy"]
+        backends.register(named("toy", True))
+    backends.register(named("toy", ("mps", "cuda")))
+    more = {"cuda": ["compiled", "toy"], "mps": ["toy"]}  # in their order
+    assert asked("auto") == usual | nobody | more
 
 
 @pytest.fixture
@@ -264,11 +254,10 @@ def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
         raise RuntimeError("no Triton\nand more")
 
     monkeypatch.setattr(compiled, "_compiled", fails)
-    u = torch.ones(3, 4, device="cuda")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    problem = backends.Normalization(torch.ones(3, 4, device="cuda"), (1,))
+    with pytest.warns(UserWarning) as seen:
         for _ in range(3):
-            assert backends.compute(backends.Normalization(u, (1,))) is None
+            assert backends.compute(problem) is None
     assert fakes == [("tried", "cpu"), "cuda"]
     (text,) = [str(w.message) for w in seen]
     assert "compiled kernel is not available on cuda:0" in text
@@ -278,9 +267,18 @@ def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
     assert backends._instead == {("compiled", "cuda"): None}
 
 
-def test_a_case_that_the_compiler_gives_up_is_the_definitions(monkeypatch):
+@pytest.mark.parametrize("room", ["forward", "backward"])
+def test_a_case_that_the_compiler_gives_up_is_the_definitions(
+    monkeypatch, room
+):
     "With one warning for a case, forward or backward; others are compiled."
-    tries = []
+    tries, failing = (
+        [],
+        {
+            "forward": compiled._forward_pass,
+            "backward": compiled._eager_backward,
+        }[room],
+    )
 
     def run(function, case, *choices):
         tries.append(function)
@@ -289,53 +287,33 @@ def test_a_case_that_the_compiler_gives_up_is_the_definitions(monkeypatch):
         return function
 
     monkeypatch.setattr(compiled, "_compiled", run)
-    u = torch.randn(5, 8).exp().requires_grad_()
-    (exact,) = torch.autograd.grad(
-        backends.core.normalize(u, (1,))[0].sin().sum(), u
-    )
-    for failing in (compiled._forward_pass, compiled._eager_backward):
-        monkeypatch.setattr(compiled, "_refused", set())
-        tries.clear()
-        with (
-            backends.set_backend("compiled"),
-            warnings.catch_warnings(record=True) as seen,
-        ):
-            warnings.simplefilter("always")
-            for _ in range(2):
-                out = backends.normalize(u, (1,))[0]
-                torch.testing.assert_close(
-                    torch.autograd.grad(out.sin().sum(), u)[0], exact
-                )
-            assert tries.count(failing) == 1
-            backends.normalize(u, (0,))  # another case
-            assert tries[-1] is compiled._forward_pass
-        first, *more = [str(w.message) for w in seen]
-        assert "too large" in first
-        assert len(more) == (failing is compiled._forward_pass)
-
-
-COMPILED_FIRST = """
-    import torch, normalnorm
-    torch.manual_seed(0)
-    u = torch.randn(8, 4)
-    layer = normalnorm.LayerNormalNorm(4, noise=0.0)
-    found = torch.compile(layer, fullgraph=True, backend="eager")(u)
-    torch.testing.assert_close(found, layer(u))
-"""
+    monkeypatch.setattr(compiled, "_refused", set())
+    u = torch.randn(5, 8).exp()
+    exact = step(lambda u: backends.core.normalize(u, (1,))[0], u, leaves=())
+    with backends.set_backend("compiled"), pytest.warns(UserWarning) as seen:
+        for _ in range(2):
+            torch.testing.assert_close(
+                step(lambda u: backends.normalize(u, (1,))[0], u, leaves=()),
+                exact,
+            )
+        assert tries.count(failing) == 1
+        backends.normalize(u, (0,))  # another case
+        assert tries[-1] is compiled._forward_pass
+    first, *more = [str(w.message) for w in seen]
+    assert "too large" in first and len(more) == (room == "forward")
 
 
 @FOLLOWS
 def test_a_layer_is_compiled_before_any_other_call():
     "In a process in which no engine has been asked for yet."
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COMPILED_FIRST)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("""
+        import torch, normalnorm
+        torch.manual_seed(0)
+        u = torch.randn(8, 4)
+        layer = normalnorm.LayerNormalNorm(4, noise=0.0)
+        found = torch.compile(layer, fullgraph=True, backend="eager")(u)
+        torch.testing.assert_close(found, layer(u))
+    """)
 
 
 FUNCTIONS = {  # of autograd in the layer room, each with its reason
@@ -373,29 +351,21 @@ def test_one_autograd_function_for_the_operation_and_one_for_engines():
 
 @pytest.mark.skipif(TORCH >= (2, 13), reason="its compiler reads the layers")
 @pytest.mark.parametrize(
-    "make",
+    "layer",
     [
-        lambda: normalnorm.BatchNormalNorm1d(6, noise=0.0),
-        lambda: normalnorm.LayerNormalNorm(6, noise=0.0),
-        lambda: normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
-        lambda: normalnorm.ProxyNorm(6, "relu"),
-        lambda: functional.layer_normal_norm,
+        normalnorm.BatchNormalNorm1d(6, noise=0.0),
+        normalnorm.LayerNormalNorm(6, noise=0.0),
+        normalnorm.DecorrelatedBatchNormalNorm1d(6, noise=0.0),
+        normalnorm.ProxyNorm(6, "relu"),
+        lambda x: functional.layer_normal_norm(x, (6,)),
     ],
 )
-def test_an_old_compiler_leaves_layers_alone(make):
+def test_an_old_compiler_leaves_layers_alone(layer):
     "Compiled with breaks: the numbers of the model that is not."
-    layer = make()
-    function = (
-        layer
-        if isinstance(layer, torch.nn.Module)
-        else (lambda x: layer(x, (6,)))
-    )
-    step = lambda x: function(2 * x).relu() + 1
+    block = lambda x: layer(2 * x).relu() + 1
     torch.compiler.reset()
-    found, u = [], torch.randn(20, 6).exp()
-    for f in (step, torch.compile(step, backend="aot_eager")):
-        x = u.clone().requires_grad_()
-        out = f(x)
-        found.append((out, torch.autograd.grad(out.sin().sum(), x)[0]))
-    torch.testing.assert_close(*found)
+    compiled, u = torch.compile(block, backend="aot_eager"), torch.randn(20, 6)
+    torch.testing.assert_close(
+        *(step(f, u.exp(), leaves=()) for f in (block, compiled))
+    )
     torch.compiler.reset()

@@ -2,17 +2,12 @@
 FullyShardedDataParallel, on two processes (gloo, CPU), against the unsharded
 model.
 
-Processes are slow to start, so two of them compute everything (this file run as
-a script) and the tests look at what they saved.
+Two of them compute everything, and the tests look at what they return.
 """
 
+import contextlib
 import copy
-import io
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,18 +17,10 @@ from torch import nn
 import normalnorm
 from normalnorm.layers.conversion import to_normality, to_plain
 from normalnorm.layers.sync import convert_sync
+from tests.layers.steps import refusal, reloaded, share, together
 from tests.peers import TORCH
 
 SHARES = (3, 5)
-HERE = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(
-        [
-            str(Path(normalnorm.__file__).parents[1]),
-            os.environ.get("PYTHONPATH", ""),
-        ]
-    ),
-}
 RECENT = TORCH >= (2, 13)
 WRAPPERS = ("ddp", "fsdp2", "fsdp2 each", "fsdp1", "fsdp1 flat")
 
@@ -90,56 +77,51 @@ def whole_state(model, how):
     if how == "ddp":
         return model.module.state_dict()
     if how.startswith("fsdp1"):
-        from torch.distributed.fsdp import (
-            FullStateDictConfig,
-            FullyShardedDataParallel,
-            StateDictType,
-        )
-
-        with (
-            warnings.catch_warnings(),
-            FullyShardedDataParallel.state_dict_type(
-                model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()
-            ),
-        ):
-            warnings.simplefilter("ignore")
+        with full_states(model):
             return {k: v.clone() for k, v in model.state_dict().items()}
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-    )
+    from torch.distributed.checkpoint import state_dict
 
-    return get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=False)
-    )
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    return state_dict.get_model_state_dict(model, options=options)
+
+
+@contextlib.contextmanager
+def full_states(model):
+    "Of FSDP1, which warns that it is old."
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    with (
+        warnings.catch_warnings(),
+        FullyShardedDataParallel.state_dict_type(
+            model, StateDictType.FULL_STATE_DICT
+        ),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def load_whole(model, state, how):
     if how == "ddp":
         model.module.load_state_dict(state)
     elif how.startswith("fsdp1"):
-        from torch.distributed.fsdp import (
-            FullyShardedDataParallel,
-            StateDictType,
-        )
-
-        with (
-            warnings.catch_warnings(),
-            FullyShardedDataParallel.state_dict_type(
-                model, StateDictType.FULL_STATE_DICT
-            ),
-        ):
-            warnings.simplefilter("ignore")
+        with full_states(model):
             model.load_state_dict(state)
     else:
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            set_model_state_dict,
-        )
+        from torch.distributed.checkpoint import state_dict
 
-        set_model_state_dict(
-            model, state, options=StateDictOptions(full_state_dict=True)
-        )
+        options = state_dict.StateDictOptions(full_state_dict=True)
+        state_dict.set_model_state_dict(model, state, options=options)
+
+
+def everything(rank):
+    found = {
+        (how, check.__name__): check(how, rank)
+        for how in (WRAPPERS if RECENT else WRAPPERS[:1])
+        for check in (against_its_own_share, against_the_whole_batch)
+    }
+    for check in (from_meta, low_precision, conversions) if RECENT else ():
+        found[check.__name__] = check(rank)
+    return found
 
 
 def sample():
@@ -183,8 +165,7 @@ def against_its_own_share(how, rank):
     """Batch layers see their own share: the reference is the unwrapped model on
     it, with gradients averaged by hand.
     """
-    mine = slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1]))
-    u, g = (x[mine] for x in sample())
+    u, g = (x[share(rank, SHARES)] for x in sample())
     reference, model = network(), wrapped(network(), how)
 
     def average():
@@ -192,9 +173,8 @@ def against_its_own_share(how, rank):
             dist.all_reduce(p.grad)
             p.grad /= len(SHARES)
         # before the next forward pass it sends the buffers of rank 0
-        if how == "ddp":
-            for b in reference.buffers():
-                dist.broadcast(b, 0)
+        for b in reference.buffers() if how == "ddp" else ():
+            dist.broadcast(b, 0)
 
     expected = train(reference, u, g, rank, 1.0, average)
     found = train(model, u, g, rank, 1.0)
@@ -206,8 +186,7 @@ def against_its_own_share(how, rank):
 
 def against_the_whole_batch(how, rank):
     "Synchronized layers: the reference is one process with the whole batch."
-    mine = slice(sum(SHARES[:rank]), sum(SHARES[: rank + 1]))
-    u, g = sample()
+    mine, (u, g) = share(rank, SHARES), sample()
     reference, model = (
         network(noise=0.0),
         wrapped(convert_sync(network(noise=0.0)), how),
@@ -227,10 +206,7 @@ def after_training(how, rank, model, reference, u):
     """
     state, expected = whole_state(model, how), reference.state_dict()
     parameters = [n for n, _ in reference.named_parameters()]
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = reloaded(state)
     alone, again = network(), wrapped(network(), how)
     alone.load_state_dict(loaded)
     load_whole(again, loaded, how)
@@ -254,37 +230,25 @@ def from_meta(rank):
     """The model made without memory, sharded, allocated, initialized by its
     layers, loaded.
     """
-    with torch.device("meta"):
-        model = nn.Sequential(
-            nn.Linear(4, 6),
+
+    def made():
+        return [
             normalnorm.BatchNormalNorm1d(6),
             normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=3),
             normalnorm.LayerNormalNorm(6),
-        )
+        ]
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 6), *made())
     model = wrapped(model, "fsdp2 each")
     model.to_empty(device="cpu")
     for layer in model:
         layer.reset_parameters()
-    plain = [
-        layer.state_dict()
-        for layer in (
-            normalnorm.BatchNormalNorm1d(6),
-            normalnorm.DecorrelatedBatchNormalNorm1d(6, group_size=3),
-            normalnorm.LayerNormalNorm(6),
-        )
-    ]
     full = whole_state(model, "fsdp2 each")
-    return {
-        f"layer {i}": furthest(
-            {
-                k.split(".")[1]: v
-                for k, v in full.items()
-                if k.startswith(f"{i}.")
-            },
-            state,
-        )
-        for i, state in enumerate(plain, 1)
-    }
+    return furthest(
+        {k: v for k, v in full.items() if not k.startswith("0.")},
+        nn.Sequential(nn.Identity(), *made()).state_dict(),
+    )
 
 
 def low_precision(rank):
@@ -321,39 +285,25 @@ def low_precision(rank):
 
 def conversions(rank):
     "What conversion says about sharded models."
-    found = {}
-    model = wrapped(
-        nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), "fsdp2 each"
-    )
-    found["left"] = [
-        tuple(r) for r in to_normality(model, return_report=True)[1].left
-    ]
-    model = wrapped(
-        nn.Sequential(nn.Linear(4, 6), normalnorm.BatchNormalNorm1d(6)),
-        "fsdp2 each",
-    )
-    found["left by to_plain"] = [
-        r.reason for r in to_plain(model, return_report=True)[1].left
-    ]
-    for name, act in (
-        ("sync", lambda: convert_sync(model)),
-        (
-            "flat",
-            lambda: to_normality(
-                wrapped(nn.Sequential(nn.BatchNorm1d(6)), "fsdp1")
-            ),
-        ),
-    ):
-        try:
-            act()
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+
+    def made(norm, how="fsdp2 each"):
+        return wrapped(nn.Sequential(nn.Linear(4, 6), norm(6)), how)
+
+    plain, ours = made(nn.BatchNorm1d), made(normalnorm.BatchNormalNorm1d)
+    found = {
+        "left": [
+            tuple(r) for r in to_normality(plain, return_report=True)[1].left
+        ],
+        "left by to_plain": [
+            r.reason for r in to_plain(ours, return_report=True)[1].left
+        ],
+        "sync": refusal(lambda: convert_sync(ours)),
+        "flat": refusal(lambda: to_normality(made(nn.BatchNorm1d, "fsdp1"))),
+    }
     # the norm belongs to its parent's shard
-    model = wrapped(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), "fsdp2")
-    to_normality(model, noise=0.0)
+    model = to_normality(made(nn.BatchNorm1d, "fsdp2"), noise=0.0)
     torch.manual_seed(rank)
-    u = torch.randn(9, 4).exp()
-    model(u).square().sum().backward()
+    model(torch.randn(9, 4).exp()).square().sum().backward()
     found["in a sharded parent"] = (
         type(model[1]).__name__,
         bool((model[1].running_lambda != 1).all()),
@@ -362,51 +312,12 @@ def conversions(rank):
     return found
 
 
-def main(rank, folder):
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=len(SHARES),
-    )
-    torch.set_num_threads(1)
-    found = {}
-    for how in WRAPPERS if RECENT else WRAPPERS[:1]:
-        for check in (against_its_own_share, against_the_whole_batch):
-            found[how, check.__name__] = check(how, rank)
-    for check in (from_meta, low_precision, conversions) if RECENT else ():
-        found[check.__name__] = check(rank)
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 # --- what pytest runs
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(rank), str(folder)],
-            env=HERE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(len(SHARES))
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(SHARES), (
-        errors
-    )
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=True)
-        for rank in range(len(SHARES))
-    ]
+def found():
+    return together(len(SHARES), everything)
 
 
 SHARDED = pytest.mark.skipif(
@@ -448,10 +359,7 @@ def test_synchronized_layers_see_the_whole_batch(found, how):
 
 @SHARDED
 def test_a_model_from_the_meta_device(found):
-    assert all(
-        set(part["from_meta"].values()) == {0.0} and len(part["from_meta"]) == 3
-        for part in found
-    )
+    assert all(part["from_meta"] == 0 for part in found)
 
 
 @SHARDED
@@ -484,7 +392,3 @@ def test_conversion_of_sharded_models_is_refused_or_reported(found):
             True,
             "DTensor",
         )
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import normalnorm
 from normalnorm.layers import noise
+from tests.layers.steps import python
 from tests.peers import FOLLOWS
 
 ROOT = Path(normalnorm.__file__).parents[1]
@@ -90,13 +91,6 @@ def test_one_piece_and_many_give_the_same_bits(offset, count, piece, key):
     finally:
         noise._CHUNK = before
     assert torch.equal(whole, parts)
-
-
-def test_one_piece_of_a_layers_size(monkeypatch):
-    seed = torch.tensor(2**61 + 5)
-    parts = noise.normal_noise((3, 7, 9001), seed, 2)
-    monkeypatch.setattr(noise, "_CHUNK", 1 << 40)
-    assert torch.equal(noise.normal_noise((3, 7, 9001), seed, 2), parts)
 
 
 def in_64_bits(counter: int, key: int) -> list[int]:
@@ -219,25 +213,13 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     "Each row is kept, marked, and not made twice; without Triton, left out."
     parts = ["correctness", "ceilings", "layers", "table", "habits"]
     parts += ["prototypes"] * TRITON
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path), *parts],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
+    said = python(
+        MEASURED, tmp_path, *parts, timeout=600, CUDA_VISIBLE_DEVICES=""
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lost, late, first, again, other = json.loads(done.stdout.splitlines()[-1])
+    lost, late, first, again, other = json.loads(said.splitlines()[-1])
     assert "goes on with correctness" in late[1] and late[2]["rows"] == []
-    status, said, record = first
-    assert status == 0 and "all is there" in said
+    status, told, record = first
+    assert status == 0 and "all is there" in told
     assert record["environment"]["device"] == "cpu, interpreted"
     found = {part: [] for part in parts}
     for row in record["rows"]:

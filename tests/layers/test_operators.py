@@ -2,9 +2,6 @@
 an operator, against the definition in float64, against the layers uncompiled.
 """
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -22,6 +19,7 @@ from normalnorm.layers.normality import (
 )
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
+from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, VECTORS
 
 pytestmark = [
@@ -177,17 +175,14 @@ def test_a_compiled_layer_is_the_layer(name):
     a graph break.
     """
     make, shape = LAYERS[name]
-    found = []
+    u, found = torch.randn(shape).exp(), []
     for compiled in (False, True):
-        torch.manual_seed(0)
-        layer, u = make(noise=0.0), torch.randn(shape).exp().requires_grad_()
+        layer = make(noise=0.0)
         run = torch.compile(layer, fullgraph=True) if compiled else layer
-        run(u).sin().sum().backward()
-        values = [u.grad, *(p.grad for p in layer.parameters())]
+        values = step(run, u)
         layer.eval()
         found.append([*values, run(u).detach(), *layer.state_dict().values()])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def graph_of(function, *inputs):
@@ -206,24 +201,20 @@ def test_who_gets_the_operator():
     """What the kernel covers; not the eager backend, transforms of torch.func,
     float64, other settings, or layers in evaluation.
     """
-    u = torch.randn(4, 8)
-    layer = LayerNormalNorm(8)
-    assert "normalnorm.normalize" in graph_of(layer, u)
+    u, layer = torch.randn(4, 8), LayerNormalNorm(8)
+    asked = lambda layer, u=u: "normalnorm.normalize" in graph_of(layer, u)
+    assert asked(layer)
     for chosen in ("eager", "compiled"):
         with set_backend(chosen):
-            assert "normalnorm.normalize" not in graph_of(layer, u)
-    assert "normalnorm.normalize" not in graph_of(layer.double(), u.double())
-    for options in (
+            assert not asked(layer)
+    for other in (
         dict(steps=2),
         dict(safeguard=True),
         dict(gaussianizer=Chain()),
     ):
-        assert "normalnorm.normalize" not in graph_of(
-            LayerNormalNorm(8, **options), u
-        )
-    assert "normalnorm.normalize" not in graph_of(
-        BatchNormalNorm2d(8).eval(), u[..., None, None]
-    )
+        assert not asked(LayerNormalNorm(8, **other))
+    assert not asked(layer.double(), u.double())
+    assert not asked(BatchNormalNorm2d(8).eval(), u[..., None, None])
     plain = LayerNormalNorm(8, noise=0.0)
     slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
     torch.testing.assert_close(
@@ -351,39 +342,18 @@ def test_without_a_compiler_the_definition_is_read():
     """A layer is compiled in a process that cannot have the kernel, and beside
     it computed there by the fused definition.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-c",
-            """
-import torch
-from normalnorm.layers.engines import compiler, native
-error = compiler.CompilerError("none")
-native._library = lambda: error
-from normalnorm.layers.normality import LayerNormalNorm
-layer = LayerNormalNorm(8, noise=0.0)
-torch.manual_seed(0)
-u = torch.randn(4, 8)
-torch.testing.assert_close(
-    torch.compile(layer, fullgraph=True, backend="aot_eager")(u), layer(u))
-""",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_fakes_tell_what_is_kept():
-    out, numbers = OPERATORS.normalize(
-        *[
-            t.to("meta") if isinstance(t, torch.Tensor) else t
-            for t in arguments("batch")
-        ]
-    )
-    assert numbers.shape == (native.KEPT * 3,) and out.shape == (4, 3, 5)
+    python("""
+        import torch
+        from normalnorm.layers.engines import compiler, native
+        error = compiler.CompilerError("none")
+        native._library = lambda: error
+        from normalnorm.layers.normality import LayerNormalNorm
+        layer = LayerNormalNorm(8, noise=0.0)
+        torch.manual_seed(0)
+        u = torch.randn(4, 8)
+        torch.testing.assert_close(torch.compile(
+            layer, fullgraph=True, backend="aot_eager")(u), layer(u))
+    """)
 
 
 FROZEN = {
@@ -409,7 +379,6 @@ def test_a_compiled_frozen_layer(case, dtype):
     not compiled, with gradients of input, weight and bias.
     """
     make, shape = FROZEN[case]
-    torch.manual_seed(0)
     layer = make().to(dtype).eval()
     if getattr(layer, "running_lambda", None) is not None:
         layer.running_lambda.uniform_(0.3, 1.7)
@@ -418,17 +387,12 @@ def test_a_compiled_frozen_layer(case, dtype):
     if case == "channels last":
         u = u.contiguous(memory_format=torch.channels_last)
     assert "normalnorm.evaluate" in graph_of(layer, u)
-    found = []
-    for function in (layer, torch.compile(layer, fullgraph=True)):
-        leaves = [u.clone().requires_grad_(), *layer.parameters()]
-        out = function(leaves[0])
-        torch.manual_seed(1)
-        found.append(
-            [out, *torch.autograd.grad(out, leaves, torch.randn_like(out))]
-        )
-    for a, b in zip(*found):
-        assert a.dtype == b.dtype and a.stride() == b.stride()
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    grad = torch.randn_like(layer(u))
+    found, expected = (
+        step(f, u, grad) for f in (torch.compile(layer, fullgraph=True), layer)
+    )
+    assert [t.stride() for t in found] == [t.stride() for t in expected]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     with set_backend("eager"):
         assert "normalnorm" not in graph_of(layer, u)
 
@@ -517,25 +481,16 @@ def test_second_derivatives_of_an_operator_are_refused():
 
 
 def test_a_module_loaded_again_replaces_its_operators():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-c",
-            """
-import importlib
-import torch
-from normalnorm.layers.engines import native, operators
-u = torch.tensor([[1.0, 3.0]])
-how = (None, None, None, [1], None, 1e-5, 0.0, "scaled", 1.0, 0, native.KEPT)
-for _ in range(2):
-    out, numbers = torch.ops.normalnorm.normalize_with_grad(u, *how)
-    assert numbers[:3].tolist() == [2.0, 1.0, 1.0], numbers
-    importlib.reload(operators)
-""",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python("""
+        import importlib, warnings
+        import torch
+        from normalnorm.layers.engines import native, operators
+        u = torch.tensor([[1.0, 3.0]])
+        how = (None, None, None, [1], None, 1e-5, 0.0, "scaled", 1.0, 0,
+               native.KEPT)
+        warnings.simplefilter("error")
+        for _ in range(2):
+            out, numbers = torch.ops.normalnorm.normalize_with_grad(u, *how)
+            assert numbers[:3].tolist() == [2.0, 1.0, 1.0], numbers
+            importlib.reload(operators)
+    """)

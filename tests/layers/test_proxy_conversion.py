@@ -3,6 +3,7 @@ refused, with its reason.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import normalnorm
 from normalnorm.experiments import models
 from normalnorm.layers.proxy_conversion import to_proxy_norm
 from normalnorm.layers.proxy_norm import ProxyNorm
+from tests.layers.steps import refusals
 from tests.peers import installed
 
 BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -20,6 +22,21 @@ BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 def of_kind(model, kind):
     return [m for m in model.modules() if isinstance(m, kind)]
+
+
+def by_hand(model):
+    "Group norms and proxies in the place of timm's batch norms."
+    last = of_kind(model, BATCH)[-1]
+    for parent in list(model.modules()):
+        for child, m in list(parent.named_children()):
+            if isinstance(m, BATCH):
+                acts = not isinstance(m.act, nn.Identity)
+                group = nn.GroupNorm(8, m.num_features, m.eps, affine=not acts)
+                group.bias = group.bias if acts else None
+                proxy = ProxyNorm(m.num_features, m.act, scale=m is not last)
+                new = nn.Sequential(group, proxy) if acts else group
+                setattr(parent, child, new)
+    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -35,32 +52,14 @@ def test_timm(name, norms, inside):
     model, report = to_proxy_norm(before, inplace=False, return_report=True)
     assert len(of_kind(before, BATCH)) == len(report.replaced) >= norms
     assert not of_kind(model, BATCH) and not model.training
-    proxies = of_kind(model, ProxyNorm)
-    assert [p.scale for p in proxies].count(False) == 1
-    assert not proxies[-1].scale
+    *scaled, last = [p.scale for p in of_kind(model, ProxyNorm)]
+    assert all(scaled) and not last
     assert {row.reason for row in report.left} == (
         {"SqueezeExcite has no normalizer"} if inside else set()
     )
-    hand = copy.deepcopy(before)
-    last = of_kind(hand, BATCH)[-1]
-    for parent in list(hand.modules()):
-        for child, m in list(parent.named_children()):
-            if isinstance(m, BATCH):
-                acts = not isinstance(m.act, nn.Identity)
-                group = nn.GroupNorm(8, m.num_features, m.eps, affine=not acts)
-                proxy = ProxyNorm(m.num_features, m.act, scale=m is not last)
-                if not acts:
-                    group.bias = None
-                setattr(
-                    parent,
-                    child,
-                    nn.Sequential(group, proxy) if acts else group,
-                )
-    x = torch.randn(2, 3, 64, 64)
+    hand, x = by_hand(copy.deepcopy(before)), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(
-            model(x), hand.eval()(x), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(model(x), hand(x), rtol=1e-4, atol=1e-4)
         # of the batch nothing is left
         torch.testing.assert_close(
             model.train()(x)[:1], model(x[:1]), rtol=1e-3, atol=1e-3
@@ -72,40 +71,33 @@ def test_parameters_keep_their_identity_and_everything_is_checked_first():
     gamma, eps = net.norm.weight, net.norm.eps
     with pytest.raises(ValueError, match="5 groups do not divide the 16 chann"):
         to_proxy_norm(net, groups=5)
-    assert len(of_kind(net, BATCH)) == 7
-    copied = to_proxy_norm(net, norm="layer", inplace=False)
-    assert len(of_kind(net, BATCH)) == 7 and not of_kind(copied, BATCH)
-    assert {m.num_groups for m in of_kind(copied, nn.GroupNorm)} == {1}
+    for norm, groups in (("layer", lambda c: 1), ("instance", lambda c: c)):
+        copied = to_proxy_norm(net, norm=norm, inplace=False)
+        assert len(of_kind(net, BATCH)) == 7 and not of_kind(copied, BATCH)
+        for m in of_kind(copied, nn.GroupNorm):
+            assert m.num_groups == groups(m.num_channels)
     assert to_proxy_norm(net, groups=4, eps=0.1, learnable=False) is net
     assert net.act.weight is gamma and net.norm.eps == eps
     assert net.norm.weight is None and net.act.eps == 0.1
     assert net.act.proxy_mean is None
     assert all(p.dtype is torch.float64 for p in net.parameters())
-    instance = to_proxy_norm(models.build("small_resnet_v2"), norm="instance")
-    assert all(
-        m.num_groups == m.num_channels for m in of_kind(instance, nn.GroupNorm)
-    )
 
 
 def test_training_works_and_saves():
-    torch.manual_seed(0)
-    net = to_proxy_norm(models.build("small_efficientnet"), groups=4)
-    x, labels = torch.randn(8, 1, 28, 28), torch.arange(8)
+    made = lambda: to_proxy_norm(models.build("small_efficientnet"), groups=4)
+    net, other = made(), made()
+    x, labels, losses = torch.randn(8, 1, 28, 28), torch.arange(8), []
     optimizer = torch.optim.SGD(net.parameters(), 0.05, weight_decay=1e-4)
-    losses = []
     for _ in range(6):
-        loss = F.cross_entropy(net(x), labels)
         optimizer.zero_grad()
-        loss.backward()
+        losses.append(F.cross_entropy(net(x), labels))
+        losses[-1].backward()
         optimizer.step()
-        losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert all(p.grad is not None for p in net.parameters())
     assert any(m.proxy_mean.abs().max() > 0 for m in of_kind(net, ProxyNorm))
-    other = to_proxy_norm(models.build("small_efficientnet"), groups=4)
     other.load_state_dict(net.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(other.eval()(x), net.eval()(x))
+    torch.testing.assert_close(other.eval()(x), net.eval()(x))
 
 
 class Net(nn.Module):
@@ -203,30 +195,26 @@ def test_batch_norms_do_not_stay_unasked(act, reason):
     """As in torchvision's ResNet-18: what, why and what to do, for each block;
     nothing is changed. With `partial` the rest is replaced, skip is a wish.
     """
-
-    def net():
-        return nn.Sequential(
-            nn.Conv2d(3, 8, 1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            Block(act()),
-            Block(act()),
-        )
-
-    model = net()
-    with pytest.raises(ValueError) as refused:
+    made = lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        Block(act()),
+        Block(act()),
+    )
+    model = made()
+    with pytest.raises(ValueError, match="partial=True") as refused:
         to_proxy_norm(model, groups=4, return_report=True)
-    said = [f"  {i}.bn1 (BatchNorm2d): {reason.format(i)}" for i in (3, 4)]
-    assert str(refused.value).splitlines()[1:3] == said
-    assert "partial=True" in str(refused.value)
     assert len(of_kind(model, BATCH)) == 5
     with pytest.warns(UserWarning) as told:
         to_proxy_norm(model, groups=4, partial=True)
-    assert str(told[0].message).splitlines()[1:3] == said
+    said = [f"  {i}.bn1 (BatchNorm2d): {reason.format(i)}" for i in (3, 4)]
+    for text in (refused.value, told[0].message):
+        assert str(text).splitlines()[1:3] == said
     assert [type(b.bn1) for b in model[3:]] == 2 * [nn.BatchNorm2d]
     assert len(of_kind(model, nn.GroupNorm)) == 3
     assert len(of_kind(model, ProxyNorm)) == 1
-    to_proxy_norm(net(), groups=4, skip=["3.bn1", "4.bn1"], return_report=True)
+    to_proxy_norm(made(), groups=4, skip=["3.bn1", "4.bn1"], return_report=True)
 
 
 def test_a_batch_norm_of_another_making_would_stay_too():
@@ -266,21 +254,42 @@ def test_functions_are_tried_without_data_too():
     assert "the function selu" in report.left[0].reason
 
 
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="torch.fx says TraceError"):
-        to_proxy_norm(Net(branching, act=nn.ReLU()))
-    with pytest.raises(ValueError, match="norm='groop'.*group"):
-        to_proxy_norm(nn.Sequential(), norm="groop")
-    with pytest.raises(ValueError, match="groups=0"):
-        to_proxy_norm(nn.Sequential(), groups=0)
-    with pytest.raises(ValueError, match="samples"):
-        to_proxy_norm(nn.Sequential(), samples=0)
-    with pytest.raises(ValueError, match="itself a BatchNorm2d"):
-        to_proxy_norm(nn.BatchNorm2d(8))
-    with pytest.raises(TypeError, match="torch.nn.Module"):
-        to_proxy_norm("resnet")
-    with pytest.raises(ValueError, match="matches no module"):
-        to_proxy_norm(Net(lambda net, y: y), skip="nurm")
+test_what_is_refused = refusals(
+    [
+        (
+            lambda: to_proxy_norm(Net(branching, act=nn.ReLU())),
+            ValueError,
+            "torch.fx says TraceError",
+        ),
+        *(
+            (
+                partial(to_proxy_norm, nn.Sequential(), **options),
+                ValueError,
+                words,
+            )
+            for options, words in (
+                ({"norm": "groop"}, "norm='groop'.*group"),
+                ({"groups": 0}, "groups=0"),
+                ({"samples": 0}, "samples"),
+            )
+        ),
+        (
+            lambda: to_proxy_norm(nn.BatchNorm2d(8)),
+            ValueError,
+            "itself a BatchNorm2d",
+        ),
+        (lambda: to_proxy_norm("resnet"), TypeError, "torch.nn.Module"),
+        (
+            lambda: to_proxy_norm(Net(lambda net, y: y), skip="nurm"),
+            ValueError,
+            "matches no module",
+        ),
+    ]
+)
+
+
+def test_a_model_without_batch_norms():
+    assert normalnorm.to_proxy_norm is to_proxy_norm
     with pytest.warns(UserWarning, match="has no batch norm"):
         to_proxy_norm(nn.Sequential(nn.Linear(2, 2)))
 
@@ -294,11 +303,9 @@ def test_skip_and_other_normalizers():
     left = {row.name: row.reason for row in report.left}
     assert left["norm"] == left["stages.1.norm1"] == "skipped, as asked"
     assert left["stages.0.norm1"] == "no batch norm"
-    assert {type(m) for m in (net.norm, net.stages[1].norm1)} == {
-        nn.BatchNorm2d
-    }
+    kept = {type(m) for m in (net.norm, net.stages[1].norm1)}
+    assert kept == {nn.BatchNorm2d} and isinstance(net.act, nn.ReLU)
     assert isinstance(net.stages[2].act1, ProxyNorm)
-    assert isinstance(net.act, nn.ReLU)
 
 
 @pytest.mark.parametrize(
@@ -324,24 +331,18 @@ def test_other_numbers_of_axes(norm, conv, shape):
     )
 
 
-def test_public_name():
-    assert normalnorm.to_proxy_norm is to_proxy_norm
-
-
-def test_fused():
+@pytest.mark.parametrize("name", ["small_resnet_v2", "small_efficientnet"])
+def test_fused(name):
     "The same network, with the same names, and no group norms."
-    for name in ("small_resnet_v2", "small_efficientnet"):
-        torch.manual_seed(0)
-        net = models.build(name)
-        apart, report = to_proxy_norm(
-            net, groups=4, inplace=False, return_report=True
+    net, x = models.build(name), torch.randn(3, 1, 28, 28)
+    (apart, report), (fused, other) = (
+        to_proxy_norm(
+            net, groups=4, inplace=False, fused=fused, return_report=True
         )
-        fused, other = to_proxy_norm(
-            net, groups=4, inplace=False, fused=True, return_report=True
-        )
-        assert apart.state_dict().keys() == fused.state_dict().keys()
-        assert len(report.replaced) == len(other.replaced)
-        assert {m.groups for m in of_kind(fused, ProxyNorm)} == {4}
-        assert all(m.affine for m in of_kind(fused, nn.GroupNorm))
-        x = torch.randn(3, 1, 28, 28)
-        torch.testing.assert_close(fused(x), apart(x), rtol=1e-4, atol=1e-4)
+        for fused in (False, True)
+    )
+    assert apart.state_dict().keys() == fused.state_dict().keys()
+    assert len(report.replaced) == len(other.replaced)
+    assert {m.groups for m in of_kind(fused, ProxyNorm)} == {4}
+    assert all(m.affine for m in of_kind(fused, nn.GroupNorm))
+    torch.testing.assert_close(fused(x), apart(x), rtol=1e-4, atol=1e-4)

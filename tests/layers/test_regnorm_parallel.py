@@ -7,24 +7,19 @@ gradient of the whole batch, for distinct pairs; for all pairs it times
 (1 − K/B)/(1 − 1/B).
 """
 
-import os
-import subprocess
-import sys
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-import normalnorm
 from normalnorm.layers.regnorm import (
     PreRegNormConv2d,
     RegNormLinear,
     regnorm_penalty,
 )
+from tests.layers.steps import together
 
 B, K = 6, 2
 HALVES = [
@@ -84,12 +79,8 @@ def accumulated(distinct, parts, share=1 / K, **options):
     return gradients(model)
 
 
-def replicated(rank, folder):
+def replicated(rank):
     "One process of two: the gradients of each halving, of either kind."
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=K
-    )
-    torch.set_num_threads(1)
     found = {}
     for distinct in (False, True):
         model = nn.parallel.DistributedDataParallel(network(distinct))
@@ -97,32 +88,12 @@ def replicated(rank, folder):
         for halves in HALVES:
             loss(model, batch()[halves[rank]]).backward()
             found[distinct].append(gradients(model))
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    path = os.pathsep.join(
-        [
-            str(Path(normalnorm.__file__).parents[1]),
-            os.environ.get("PYTHONPATH", ""),
-        ]
-    )
-    # one interpreter that forks: the imports take longer than the runs
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, str(folder)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=True)
-        for rank in range(K)
-    ]
+def found():
+    return together(K, replicated)
 
 
 same = partial(torch.allclose, rtol=1e-9, atol=1e-12)
@@ -159,9 +130,3 @@ def test_both_kinds_ask_for_the_same_direction():
     "Of one batch they differ by a factor and a constant."
     every, distinct = (whole(kind, data=False) for kind in (False, True))
     assert same(distinct * (1 - 1 / B), every)
-
-
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes(
-        replicated, (sys.argv[1],), K, start_method="fork"
-    )

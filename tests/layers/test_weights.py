@@ -3,7 +3,6 @@ checkpoints, copies, scales, dtypes, training, bad input.
 """
 
 import copy
-import io
 import math
 
 import pytest
@@ -13,7 +12,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 from normalnorm.layers.parametrizations import (
     PARAMETRIZATIONS,
-    degrees,
     weight_standardization,
 )
 from normalnorm.layers.weights import (
@@ -25,6 +23,7 @@ from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Power
 from normalnorm.theory.newton import newton_lambda, standardized
 from normalnorm.theory.power_transform import yeo_johnson
+from tests.layers.steps import refusals, reloaded, step
 from tests.peers import installed
 
 D = torch.float64
@@ -82,70 +81,32 @@ def test_gradients(center):
     )
 
 
-def test_constant_zero_and_non_finite_vectors():
-    v = torch.stack(
-        [
-            torch.full((6,), 2.0),
-            torch.zeros(6),
-            torch.randn(6),
-            torch.tensor([1.0, math.nan, 0, 0, 0, 0]),
-        ]
-    )
-    for center, first in ((True, 0.0), (False, 6**-0.5)):
-        w = v.clone().requires_grad_()
-        out = gaussianized_direction(w, center=center)
-        torch.testing.assert_close(out[0], torch.full((6,), first))
-        assert (
-            torch.equal(out[1], torch.zeros(6))
-            and abs(out[2].norm() - 1) < 1e-6
-            and out[3].isnan().all()
-        )
-        out[:3].square().sum().backward()
-        assert w.grad[:3].isfinite().all()
+@pytest.mark.parametrize("center, first", [(True, 0.0), (False, 6**-0.5)])
+def test_constant_zero_and_non_finite_vectors(center, first):
+    v = torch.randn(4, 6)
+    v[0], v[1], v[3, 1] = 2.0, 0.0, math.nan
+    direction = lambda v: gaussianized_direction(v, center=center)
+    out, grad = step(direction, v, leaves=())
+    torch.testing.assert_close(out[0], torch.full((6,), first))
+    assert not out[1].any() and abs(out[2].norm() - 1) < 1e-6
+    assert out[3].isnan().all() and grad[:3].isfinite().all()
+    half = v[:3].bfloat16()
+    assert torch.equal(direction(half), direction(half.float()).bfloat16())
 
 
 def test_it_takes_the_place_of_weight_norm():
-    torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, 3)
     before = layer.weight.detach().clone()
     assert normality_weight(layer) is layer
-    lengths, direction = (
-        layer.parametrizations.weight.original0,
-        layer.parametrizations.weight.original1,
-    )
+    form = layer.parametrizations.weight
     reference = parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
-    assert (
-        lengths.shape == reference.parametrizations.weight.original0.shape
-        and torch.equal(direction, before)
-    )
-    torch.testing.assert_close(
-        layer.weight.flatten(1).norm(dim=1), before.flatten(1).norm(dim=1)
-    )
-    with torch.no_grad():
-        lengths.mul_(2)
-    torch.testing.assert_close(
-        layer.weight.flatten(1).norm(dim=1), 2 * before.flatten(1).norm(dim=1)
-    )
-
-
-def test_checkpoint_copy_and_removal():
-    layer, twin = (
-        normality_weight(nn.Linear(7, 5)),
-        normality_weight(nn.Linear(7, 5)),
-    )
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    twin.load_state_dict(torch.load(file, weights_only=True))
-    x = torch.randn(3, 7)
-    assert torch.equal(twin(x), layer(x)) and torch.equal(
-        copy.deepcopy(layer)(x), layer(x)
-    )
-    expected = layer(x)
-    parametrize.remove_parametrizations(layer, "weight")
-    assert torch.equal(layer(x), expected) and isinstance(
-        layer.weight, nn.Parameter
-    )
+    theirs = reference.parametrizations.weight.original0
+    assert form.original0.shape == theirs.shape
+    assert torch.equal(form.original1, before)
+    norms = lambda weight: weight.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms(layer.weight), norms(before))
+    form.original0.data.mul_(2)
+    torch.testing.assert_close(norms(layer.weight), 2 * norms(before))
 
 
 def test_other_parameters_and_names():
@@ -158,92 +119,78 @@ def test_other_parameters_and_names():
     )
 
 
-def test_low_precision_is_computed_in_float32():
-    v = torch.randn(4, 33).bfloat16()
-    assert torch.equal(
-        gaussianized_direction(v), gaussianized_direction(v.float()).bfloat16()
-    )
-
-
-def test_the_norm_of_v_does_not_fall_in_training():
-    torch.manual_seed(0)
-    layer = normality_weight(nn.Linear(6, 3, bias=False)).double()
-    x, y = torch.randn(40, 6, dtype=D), torch.randn(40, 3, dtype=D)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    losses, norms = [], []
-    for _ in range(40):
-        loss = (layer(x) - y).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        norms.append(
-            layer.parametrizations.weight.original1.norm(dim=1).detach()
-        )
-    assert losses[-1] < losses[0] and all(
-        (b >= a - 1e-12).all() for a, b in zip(norms, norms[1:])
-    )
-
-
-@pytest.mark.parametrize(
-    "call, words",
+test_wrong_arguments = refusals(
     [
         (
             lambda: normality_weight(nn.Linear(3, 2), "wait"),
+            ValueError,
             "no parameter 'wait'",
         ),
         (
             lambda: normality_weight(nn.Linear(3, 2), "bias"),
+            ValueError,
             "at least two axes",
         ),
-        (lambda: normality_weight(nn.Linear(3, 2), dim=2), "dim=2"),
-        (lambda: normality_weight(nn.ReLU()), "no parameter"),
-    ],
+        (
+            lambda: normality_weight(nn.Linear(3, 2), dim=2),
+            ValueError,
+            "dim=2",
+        ),
+        (lambda: normality_weight(nn.ReLU()), ValueError, "no parameter"),
+        (
+            lambda: gaussianized_direction(torch.ones(2, 3, dtype=torch.long)),
+            TypeError,
+            "int64",
+        ),
+        (
+            lambda: weight_standardization(nn.Linear(3, 2), "wait"),
+            ValueError,
+            "has no parameter 'wait'",
+        ),
+        (
+            lambda: weight_standardization(nn.BatchNorm1d(3)),
+            ValueError,
+            "at least two axes",
+        ),
+        (
+            lambda: weight_standardization(nn.Linear(1, 3)),
+            ValueError,
+            "at least two",
+        ),
+        (
+            lambda: weight_standardization(nn.Linear(3, 2), eps=-1.0),
+            ValueError,
+            "negative",
+        ),
+    ]
 )
-def test_wrong_arguments(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
-def test_integers():
-    with pytest.raises(TypeError, match="int64"):
-        gaussianized_direction(torch.ones(2, 3, dtype=torch.long))
 
 
 # ---- standardized weights ---------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "dtype, close", [(torch.float64, 1e-9), (torch.float32, 1e-4)]
+)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_standardized_convolutions_are_timm_s(scaled, groups):
-    "Values, gradients of input, weight and gain, in float64 and float32."
+def test_standardized_convolutions_are_timm_s(scaled, groups, dtype, close):
+    "Values, gradients of input, weight and gain."
     layers = installed("timm.layers")
     make = layers.ScaledStdConv2d if scaled else layers.StdConv2d
-    for dtype in (torch.float64, torch.float32):
-        theirs = make(
-            4, 6, 3, padding=1, groups=groups, bias=True, eps=1e-4
-        ).to(dtype)
-        ours = nn.Conv2d(4, 6, 3, padding=1, groups=groups).to(dtype)
-        ours.load_state_dict(theirs.state_dict(), strict=False)
-        weight_standardization(ours, eps=1e-4, scaled=scaled, gain=scaled)
-        form = ours.parametrizations.weight
-        if scaled:
-            with torch.no_grad():
-                theirs.gain.mul_(torch.linspace(0.5, 2, 6).view(-1, 1, 1, 1))
-                form[0].gain.copy_(theirs.gain)
-        x = torch.randn(5, 4, 7, 3, dtype=dtype, requires_grad=True)
-        outs = [f(x) for f in (ours, theirs)]
-        torch.testing.assert_close(*outs)
-        of = (
-            [x, form.original, ours.bias, *([form[0].gain] if scaled else [])],
-            [x, theirs.weight, theirs.bias, *([theirs.gain] if scaled else [])],
-        )
-        grads = [
-            torch.autograd.grad(out.sin().sum(), p) for out, p in zip(outs, of)
-        ]
-        for a, b in zip(*grads):
-            close = 1e-9 if dtype is torch.float64 else 1e-4
-            torch.testing.assert_close(a, b, rtol=close, atol=close)
+    theirs = make(4, 6, 3, padding=1, groups=groups, bias=True, eps=1e-4)
+    theirs, ours = theirs.to(dtype), nn.Conv2d(4, 6, 3, 1, 1, 1, groups)
+    ours.to(dtype).load_state_dict(theirs.state_dict(), strict=False)
+    weight_standardization(ours, eps=1e-4, scaled=scaled, gain=scaled)
+    form = ours.parametrizations.weight
+    leaves = [form.original, ours.bias], [theirs.weight, theirs.bias]
+    if scaled:
+        theirs.gain.data *= torch.linspace(0.5, 2, 6).view(-1, 1, 1, 1)
+        form[0].gain.data.copy_(theirs.gain)
+        leaves = [*leaves[0], form[0].gain], [*leaves[1], theirs.gain]
+    x = torch.randn(5, 4, 7, 3, dtype=dtype)
+    found = [step(f, x, None, of) for f, of in zip((ours, theirs), leaves)]
+    torch.testing.assert_close(*found, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +217,6 @@ def test_standardized_weights_by_hand(make, dim, axes):
 
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_each_form_is_saved_copied_taken_off_and_trained(name):
-    torch.manual_seed(0)
     wrap = PARAMETRIZATIONS[name].wrap
     layer, x = wrap(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 5, 7)
     optimizer = torch.optim.SGD(layer.parameters(), 0.05)
@@ -280,73 +226,36 @@ def test_each_form_is_saved_copied_taken_off_and_trained(name):
         assert all(p.grad.isfinite().all() for p in layer.parameters())
         optimizer.step()
     layer.eval()
-    expected = layer(x)
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    other = wrap(nn.Conv2d(3, 4, 3)).eval()
-    other.load_state_dict(torch.load(file, weights_only=True))
-    for module in (other, copy.deepcopy(layer)):
-        torch.testing.assert_close(module(x), expected)
+    expected, other = layer(x), wrap(nn.Conv2d(3, 4, 3)).eval()
+    other.load_state_dict(reloaded(layer.state_dict()))
+    compiled = torch.compile(layer, backend="aot_eager")
+    for module in (other, copy.deepcopy(layer), compiled):
+        torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
     last = copy.deepcopy(layer)(x.to(memory_format=torch.channels_last))
     torch.testing.assert_close(last, expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = layer(x)
     assert low.dtype is torch.bfloat16
     torch.testing.assert_close(low.float(), expected, rtol=0.05, atol=0.05)
-    compiled = torch.compile(layer, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
-    torch.compiler.reset()
     if name != "none":
         parametrize.remove_parametrizations(layer, "weight")
         assert list(dict(layer.named_parameters())) == ["bias", "weight"]
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_degrees_of_freedom_by_hand():
-    "Of 4 units with 5 inputs; and of one unit a spectral norm is a length."
-    found = {
-        name: degrees(form.wrap, 5, 4)
-        for name, form in PARAMETRIZATIONS.items()
-    }
-    assert found == {
-        "none": (20, 20),
-        "weight norm": (20, 20),
-        "weight norm of the tensor": (20, 20),
-        "centred weight norm": (16, 16),
-        "weight standardization": (12, 16),
-        "scaled, with gain": (16, 16),
-        "spectral norm": (19, 20),
-        "normality": (16, 16),
-    }
-    assert degrees(PARAMETRIZATIONS["spectral norm"].wrap, 5, 1) == (4, 5)
-
-
 def test_standardized_weights_in_half_precision_and_at_the_edges():
     layer = weight_standardization(nn.Linear(64, 3).bfloat16())
-    v = layer.parametrizations.weight.original
+    v = layer.parametrizations.weight.original.float()
     assert layer.weight.dtype is torch.bfloat16
     torch.testing.assert_close(
-        layer.weight.float(),
-        standardized(v.float(), (1,)),
-        rtol=1e-2,
-        atol=1e-2,
+        layer.weight.float(), standardized(v, (1,)), rtol=1e-2, atol=1e-2
     )
     constant = nn.Linear(5, 2)
-    with torch.no_grad():
-        constant.weight.fill_(3.0)
+    nn.init.constant_(constant.weight, 3.0)
     weight_standardization(constant)
     assert not constant.weight.any()
     constant.weight.sum().backward()
     assert constant.parametrizations.weight.original.grad.isfinite().all()
-    for module, name, words in (
-        (nn.Linear(3, 2), "wait", "has no parameter 'wait'"),
-        (nn.BatchNorm1d(3), "weight", "at least two axes"),
-        (nn.Linear(1, 3), "weight", "at least two"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            weight_standardization(module, name)
-    with pytest.raises(ValueError, match="negative"):
-        weight_standardization(nn.Linear(3, 2), eps=-1.0)
     text = str(weight_standardization(nn.Linear(3, 2), scaled=True, gain=True))
     assert "scaled=True, gain=True" in text

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import __main__ as command
 from benchmarks import files, loop, measure, one, sets
 from benchmarks.__main__ import PARTS
+from tests.layers.steps import step
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {
@@ -29,6 +31,25 @@ HERE = {
 # ---- times ----
 
 
+def timed(clock, ours, theirs, pairs=9, **settings):
+    "The row of two functions that take known times, in seconds or by call."
+    as_function = lambda t: t if callable(t) else lambda _: t
+    return measure.ratio(
+        clock.work("ours", as_function(ours)),
+        clock.work("theirs", as_function(theirs)),
+        pairs,
+        **settings,
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+ORDER = ("p20", "p50", "p80", "low", "high")
+
+
 class Clock:
     "Functions that take known times, by a clock of their own."
 
@@ -44,51 +65,33 @@ class Clock:
         return run
 
 
-def test_ratio_of_known_times(monkeypatch):
-    """Twice as long is a ratio of two; the second function slows down from pair
-    to pair, so that the quantiles are known.
-    """
-    clock = Clock(monkeypatch)
-    row = measure.ratio(
-        clock.work("ours", lambda _: 0.008),
-        clock.work("theirs", lambda _: 0.004),
-        9,
-    )
-    assert {row[k] for k in ("p20", "p50", "p80", "low", "high")} == {2.0} and (
-        row["ms"],
-        row["ms of the other"],
-        row["pairs"],
-    ) == (8.0, 4.0, 9)
-    # three calls to warm up and one to see how long it takes
-    clock = Clock(monkeypatch)
-    row = measure.ratio(
-        clock.work("ours", lambda _: 0.1),
-        clock.work("theirs", lambda n: 0.1 / (1 + max(n - 4, 0))),
-        9,
-    )
-    assert [row[k] for k in ("p20", "p50", "p80", "low", "high")] == [
-        3.0,
-        5.0,
-        7.0,
-        2.0,
-        8.0,
-    ] and row["ms of the other"] == 20.0
+@pytest.mark.parametrize(
+    "ours, theirs, ratios, ms",
+    [
+        (0.008, 0.004, [2.0] * 5, (8.0, 4.0, 9)),
+        # slower from pair to pair; three calls to warm up and one to see how
+        # long it takes
+        (
+            0.1,
+            lambda n: 0.1 / (1 + max(n - 4, 0)),
+            [3.0, 5.0, 7.0, 2.0, 8.0],
+            (100.0, 20.0, 9),
+        ),
+    ],
+)
+def test_ratio_of_known_times(clock, ours, theirs, ratios, ms):
+    row = timed(clock, ours, theirs)
+    assert [row[k] for k in ORDER] == ratios
+    assert (row["ms"], row["ms of the other"], row["pairs"]) == ms
 
 
-def test_several_functions_take_turns(monkeypatch):
-    clock = Clock(monkeypatch)
-    found = measure.ratios(
-        {
-            "a": clock.work("a", lambda _: 0.006),
-            "b": clock.work("b", lambda _: 0.009),
-        },
-        clock.work("c", lambda _: 0.003),
-        12,
+def test_several_functions_take_turns(clock):
+    a, b, c = (
+        clock.work(name, lambda _, t=t: t)
+        for name, t in (("a", 0.006), ("b", 0.009), ("c", 0.003))
     )
-    assert {name: row["p50"] for name, row in found.items()} == {
-        "a": 2.0,
-        "b": 3.0,
-    }
+    found = measure.ratios({"a": a, "b": b}, c, 12)
+    assert [row["p50"] for row in found.values()] == [2.0, 3.0]
     rounds = [clock.called[12 + 3 * k : 15 + 3 * k] for k in range(12)]
     assert len(clock.called) == 12 + 36
     for place in range(3):  # each of them as often in each place
@@ -96,68 +99,44 @@ def test_several_functions_take_turns(monkeypatch):
 
 
 @pytest.mark.parametrize("limit, pairs", [(1.0, 40), (0.205, 20), (0.02, 15)])
-def test_long_rows_have_fewer_pairs(monkeypatch, limit, pairs):
-    clock = Clock(monkeypatch)
-    row = measure.ratio(
-        clock.work("ours", lambda _: 0.006),
-        clock.work("theirs", lambda _: 0.004),
-        40,
-        limit=limit,
-    )
+def test_long_rows_have_fewer_pairs(clock, limit, pairs):
+    row = timed(clock, 0.006, 0.004, 40, limit=limit)
     assert row["pairs"] == pairs
 
 
-def test_small_work_is_repeated(monkeypatch):
-    clock = Clock(monkeypatch)
-    row = measure.ratio(
-        clock.work("ours", lambda _: 0.0005),
-        clock.work("theirs", lambda _: 0.004),
-        5,
-    )
+def test_small_work_is_repeated(clock):
+    row = timed(clock, 0.0005, 0.004, 5)
     assert (row["ms"], clock.called.count("ours")) == (0.5, 4 + 5 * 4)
     assert clock.called.count("theirs") == 4 + 5
-    assert measure.best(
-        clock.work("x", lambda n: 0.001 * (1 + n % 3)), 4, 3
-    ) == pytest.approx(0.002)
+    drifting = clock.work("x", lambda n: 0.001 * (1 + n % 3))
+    assert measure.best(drifting, 4, 3) == pytest.approx(0.002)
 
 
-def test_others_are_told_from_us(monkeypatch):
+def test_others_are_told_from_us(monkeypatch, clock):
     """Two processors, two seconds: others take a quarter, and what this process
     takes is none of it.
     """
-    told = iter([100.0, 101.0])
-    clock = Clock(monkeypatch)
+    told, busy = iter([100.0, 101.0]), measure.Busy()
     monkeypatch.setattr(measure.os, "cpu_count", lambda: 2)
-    busy = measure.Busy()
     monkeypatch.setattr(busy, "_elsewhere", lambda: next(told))
     assert busy.share() is None
     with busy.watched():
         clock.now += 2
     assert busy.share() == 0.25
-    if sys.platform == "linux":
-        assert measure.Busy._elsewhere() > 0
+    assert sys.platform != "linux" or measure.Busy._elsewhere() > 0
 
 
 def test_memory_counts_the_input_once():
-    rows = list(measure.memory(1, quick=True))
-    assert [r["whose"] for r in rows] == ["ours", "PyTorch's"] and all(
-        1 <= r["kept for backward, in inputs"] < 1.2 for r in rows
-    )
+    for row, whose in zip(measure.memory(1, quick=True), ("ours", "PyTorch's")):
+        assert row["whose"] == whose
+        assert 1 <= row["kept for backward, in inputs"] < 1.2
 
 
-def test_step_is_a_whole_step():
-    layer, u = torch.nn.BatchNorm1d(3), torch.randn(8, 3, requires_grad=True)
-    assert [g.shape for g in measure.step(layer, u, torch.ones(8, 3))()] == [
-        (8, 3),
-        (3,),
-        (3,),
-    ]
-    layer, u = measure.Nothing(3), torch.randn(8, 3, requires_grad=True)
-    assert [g.shape for g in measure.step(layer, u, torch.ones(8, 3))()] == [
-        (8, 3),
-        (3,),
-        (3,),
-    ]
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d(3), measure.Nothing(3)])
+def test_step_is_a_whole_step(layer):
+    u = torch.randn(8, 3, requires_grad=True)
+    found = measure.step(layer, u, torch.ones(8, 3))()
+    assert [g.shape for g in found] == [(8, 3), (3,), (3,)]
 
 
 @pytest.mark.parametrize("layer", measure.LAYERS, ids=lambda row: str(row[::4]))
@@ -223,16 +202,18 @@ def test_what_holds_a_process_to_avx2(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "clang++ -O2")
     found = sets.environment("avx2", 2, tmp_path)
     assert (
-        found["ATEN_CPU_CAPABILITY"],
-        found["ONEDNN_MAX_CPU_ISA"],
-        found["MKL_ENABLE_INSTRUCTIONS"],
-        found["OMP_NUM_THREADS"],
-    ) == ("avx2", "AVX2", "AVX2", "2")
-    assert set(sets.KEEP_PAGES) < set(found)
-    program = Path(found["CXX"])  # one word, for inductor
-    assert program.read_text().splitlines()[-1] == (
-        'exec clang++ -O2 "$@" -march=x86-64-v3'
+        found.items()
+        >= {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "OMP_NUM_THREADS": "2",
+            **sets.KEEP_PAGES,
+        }.items()
     )
+    program = Path(found["CXX"])  # one word, for inductor
+    command = program.read_text().splitlines()[-1]
+    assert command == 'exec clang++ -O2 "$@" -march=x86-64-v3'
     written = program.stat().st_mtime_ns
     sets.environment("avx2", 1, tmp_path)
     assert program.stat().st_mtime_ns == written
@@ -268,23 +249,26 @@ def test_both_sides_use_the_set(monkeypatch, name, capability, lanes, problem):
 
 def test_a_process_with_another_set_measures_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(sets, "problem", lambda name: "PyTorch has AVX512")
-    monkeypatch.setattr(sys, "argv", ["one", "avx2", "1", "3", str(tmp_path)])
+    held = ["--held", "--sets", "avx2", "--threads", "1"]
     with pytest.raises(SystemExit, match="not held to avx2: PyTorch has"):
-        one.main()
+        command.main([*held, "--out", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_which_sets_there_are(monkeypatch):
-    monkeypatch.setattr(sets.processors, "lacking", lambda name: "")
-    assert sets.here() == ["avx512", "avx2"]
+@pytest.mark.parametrize(
+    "absent, here",
+    [
+        ([], ["avx512", "avx2"]),
+        (["AVX-512"], ["avx2"]),
+        (["AVX-512", "AVX2"], ["own"]),
+    ],
+)
+def test_which_sets_there_are(monkeypatch, absent, here):
     monkeypatch.setattr(
-        sets.processors,
-        "lacking",
-        lambda name: "no" if name == "AVX-512" else "",
+        sets.processors, "lacking", lambda name: "no" * (name in absent)
     )
-    assert sets.here() == ["avx2"] and sets.lacking("avx512") == "no"
-    monkeypatch.setattr(sets.processors, "lacking", lambda name: "no")
-    assert sets.here() == ["own"] and sets.lacking("own") == ""
+    assert sets.here() == here and sets.lacking("own") == ""
+    assert sets.lacking("avx512") == "no" * bool(absent)
 
 
 # ---- files ----
@@ -332,15 +316,13 @@ def test_environment_says_what_measured():
     from normalnorm.layers.engines import native
 
     normality_norm(torch.randn(5, 3), (0,))
-    found, made = files.environment(1), results.provenance()
-    assert (
-        found["source"] == results.source_hash()
-        and found["processor"] == results.processor()
-        and found["vectors"] == torch.backends.cpu.get_cpu_capability()
-    )
-    assert (found["backend"] == "native") == native.available() == bool(
-        found["kernel"]
-    ) and found["kernel"] == made["kernel"]
+    found = files.environment(1)
+    assert found["vectors"] == torch.backends.cpu.get_cpu_capability()
+    assert found["source"] == results.source_hash()
+    assert found["processor"] == results.processor()
+    assert found["kernel"] == results.provenance()["kernel"]
+    by_kernel = found["backend"] == "native"
+    assert by_kernel == native.available() == bool(found["kernel"])
     if Path("/proc/cpuinfo").exists() and found["vectors"].startswith("AVX"):
         assert found["family"] > 0 and found["model"] >= 0
 
@@ -815,30 +797,23 @@ def test_the_bound_of_a_compiled_layer(cells):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_copy_is_the_same_inside_a_compiled_model(training):
-    copy = measure.Copy(3).train(training)
-    u = torch.randn(4, 3, 2, requires_grad=True)
+    copy, u = measure.Copy(3).train(training), torch.randn(4, 3, 2)
+    operators = torch.ops.normalnorm_benchmarks
+    torch.library.opcheck(operators.copy.default, (u,))
     torch.library.opcheck(
-        torch.ops.normalnorm_benchmarks.copy.default, (u.detach(),)
-    )
-    torch.library.opcheck(
-        torch.ops.normalnorm_benchmarks.copied.default,
-        (u.detach(), u.detach(), copy.weight.detach()),
+        operators.copied.default, (u, u, copy.weight.detach())
     )
     read = []
     inside = torch.compile(
         copy, backend=lambda of, _: read.append(str(of.graph)) or of.forward
     )
     with torch.set_grad_enabled(training):
-        out = inside(u)
+        assert torch.equal(inside(u), u) and torch.equal(copy(u), u)
     name = "layer" if training else "copy"
     assert f"normalnorm_benchmarks.{name}" in read[0]
-    assert torch.equal(out, u) and torch.equal(copy(u), u)
-    if training:
-        for function in (copy, inside):
-            found = torch.autograd.grad(
-                function(u), [u, *copy.parameters()], 2 * torch.ones_like(u)
-            )
-            assert [g.unique().tolist() for g in found] == [[2.0], [0.0], [0.0]]
+    for function in (copy, inside) if training else ():
+        _, *found = step(function, u, 2 * torch.ones_like(u))
+        assert [g.unique().tolist() for g in found] == [[2.0], [0.0], [0.0]]
 
 
 @pytest.mark.book
