@@ -88,18 +88,6 @@ def values(result):
     return result if isinstance(result, tuple) else (result,)
 
 
-def test_qq_r2_of_large_layers_equals_scipy():
-    x = torch.cat(
-        [
-            torch.randn(20, 8192),
-            torch.rand(6, 8192),
-            torch.randn(6, 8192).exp() * 1e-3 + 5,
-        ]
-    )
-    expected = [scipy.stats.probplot(v)[1][2] ** 2 for v in x.double().numpy()]
-    np.testing.assert_allclose(qq_r2(x).numpy(), expected, rtol=0, atol=1e-6)
-
-
 def test_qq_r2_has_the_bits_of_the_committed_rows():
     """The rows in results/ were measured with whole tensors at once, sorted by
     torch; parts and NumPy's sort must not change a bit.
@@ -345,33 +333,6 @@ def test_anderson_equals_statsmodels():
             )
 
 
-@pytest.mark.parametrize(
-    "test, n",
-    [
-        (shapiro_wilk, 3),
-        (shapiro_wilk, 8),
-        (shapiro_wilk, 40),
-        (anderson_darling, 8),
-        (anderson_darling, 40),
-        (dagostino, 20),
-        (dagostino, 60),
-    ],
-)
-def test_p_values_of_normal_samples_are_uniform(test, n):
-    p = test(torch.randn(6000, n)).p
-    assert ((p >= 0) & (p <= 1)).all()
-    # by 100 000 samples the fits are up to 0.044 off in small ones; four
-    # standard errors of 6000 more
-    for level, error in (
-        (0.05, 0.018),
-        (0.25, 0.065),
-        (0.5, 0.065),
-        (0.75, 0.065),
-        (0.95, 0.055),
-    ):
-        assert abs((p < level).double().mean().item() - level) < error, level
-
-
 def test_shapiro_of_samples_on_its_own_line():
     """The weights themselves are the sample with W = 1; a NaN must not come out
     of log 0.
@@ -383,22 +344,8 @@ def test_shapiro_of_samples_on_its_own_line():
         shapiro_weights(2)
 
 
-def test_negentropy_of_known_laws_and_atoms():
+def test_negentropy_with_other_gaps_and_of_atoms():
     half = 0.5 * math.log(2 * math.pi * math.e)
-    for law in (
-        scipy.stats.norm,
-        scipy.stats.uniform,
-        scipy.stats.logistic,
-        scipy.stats.gamma(2),
-        scipy.stats.t(6),
-    ):
-        x = torch.tensor(
-            law.rvs(size=(20, 5000), random_state=np.random.default_rng(0))
-        )
-        found = negentropy(x)
-        assert abs(
-            found.mean().item() - (half + math.log(law.std()) - law.entropy())
-        ) < 2e-3 + 4 * found.std().item() / math.sqrt(20)
     for m in (1, 5, 24):
         x = torch.rand(60, dtype=torch.float64).exp()
         constant = (

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from normalnorm.analysis.attenuation import noise_attenuation
-from normalnorm.analysis.power import evaluating
 from normalnorm.analysis.robustness import (
     adversarial_step,
     fgsm,
@@ -140,15 +139,6 @@ def test_what_a_model_raises_leaves_it_as_it_was():
         with pytest.raises(RuntimeError, match="broken"):
             measure(model, x, y)
         assert same(before, state(model))
-
-
-def test_modes_are_restored_module_by_module():
-    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
-    model[1].eval()
-    with pytest.raises(KeyError), evaluating(model):
-        assert not any(m.training for m in model.modules())
-        raise KeyError
-    assert [m.training for m in model.modules()] == [True, True, False]
 
 
 # noise

@@ -12,7 +12,11 @@ import normalnorm
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.noise import add_noise
-from normalnorm.layers.normality import BatchNormalNorm2d
+from normalnorm.layers.normality import (
+    BatchNormalNorm2d,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
+)
 from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
 from tests.layers.test_harness import LAYERS, skewed
@@ -227,3 +231,49 @@ def test_derivatives_of_result_and_statistics(options):
         eps=1e-6,
         atol=1e-6,
     )
+
+
+def test_axes_of_size_one_are_axes():
+    "As in torch.nn: of one feature each value is its own mean."
+    torch.manual_seed(0)
+    u = torch.randn(5, 1, 4)
+    whole, last = (
+        LayerNormalNorm((1, 4), noise=0.0),
+        LayerNormalNorm(4, noise=0.0),
+    )
+    torch.testing.assert_close(whole(u), last(u))
+    torch.testing.assert_close(
+        LayerNormalNorm(1, noise=0.0)(u[..., :1]),
+        torch.nn.LayerNorm(1)(u[..., :1]),
+    )
+    for wrong in (0, (4, 0), ()):
+        with pytest.raises(ValueError, match="positive sizes"):
+            LayerNormalNorm(wrong)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("alpha", 1.5),
+        ("alpha", -0.5),
+        ("steps", 0),
+        ("eps", -1.0),
+        ("noise", -1.0),
+        ("noise_kind", "loud"),
+    ],
+)
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (BatchNormalNorm2d, (4, 3, 2, 2)),
+        (LayerNormalNorm, (4, 3)),
+        (InstanceNormalNorm2d, (4, 3, 5, 5)),
+    ],
+)
+def test_settings_that_are_changed_later_are_checked(layer, shape, name, value):
+    made = layer(3)
+    before = getattr(made, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(made, name, value)
+    assert getattr(made, name) == before
+    made(torch.randn(shape))
