@@ -211,7 +211,10 @@ def test_samples_are_sorted_and_span_the_range():
         seen.append(rows)
         return (rows[:, 0],)
 
-    each_sample(look, torch.randn(4, 7, 30), 1, 2, "look", chunk=200)
+    x = torch.randn(4, 7, 30)
+    parts = each_sample(look, x, 1, 2, "look", chunk=200)
+    whole = each_sample(lambda rows: (rows[:, 0],), x, 1, 2, "look")
+    assert torch.equal(*parts, *whole)
     rows = torch.cat(seen)
     assert (
         len(seen) == 5

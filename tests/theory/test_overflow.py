@@ -3,8 +3,6 @@ arbitrary precision, searches and the library's own code; beyond it values
 saturate.
 """
 
-import math
-
 import mpmath as mp
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ from normalnorm.theory.overflow import (
     WeightedPoints,
     _least_curvature,
     _phi_and_rho,
-    exponent_bound,
 )
 from normalnorm.theory.power_transform import yeo_johnson
 
@@ -64,33 +61,6 @@ def test_least_curvature_is_below_the_function_and_not_far():
             for slope in np.linspace(m[i], m[i + 1], 5)
         )
         assert exact - 0.06 < found[i] <= exact + 1e-12
-
-
-@pytest.mark.parametrize("n, share", ((2**32, 0.99), (1000, 0.98)))
-def test_bound_is_the_maximum_that_it_encloses(n, share):
-    """The function of @eq-exponent-bound on a grid of plain floats: not above
-    the bound, and within one or two percent of it.
-    """
-    c, largest = 2 * (1 - math.log(2)) ** 2, math.sqrt(n)
-    a = np.geomspace(1e-4, 4e5, 20_000)
-    phi, rho = (
-        lambda a: (1 + 1 / a) * np.log1p(a) - 1,
-        lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2,
-    )
-    m = np.linspace(0, float(phi(largest)), 400)
-    least = np.array([(rho(a) + (phi(a) - slope) ** 2).min() for slope in m])
-    far = np.geomspace(1e-2, largest, 1500)
-    there = rho(far) + (phi(far) + m[:, None]) ** 2
-    curvature = np.maximum(
-        c, least[:, None] + far**2 / n * (there - least[:, None])
-    )
-    high = ((1 + (m[:, None] + 0.5) / curvature) * np.log1p(far)).max()
-    low = -(((m + 0.5) / np.maximum(c, least) - 1) * math.log1p(largest)).max()
-    proved = exponent_bound(n)
-    assert (
-        share * proved[1] < high <= proved[1]
-        and share * proved[0] > low >= proved[0]
-    )
 
 
 @pytest.mark.parametrize("sign", (1.0, -1.0))
