@@ -264,19 +264,6 @@ def test_tests_equal_scipy(n):
             atol=1e-3 if single else 1e-6,
         )
     )
-    if n >= 8:
-        standard = np.sort(
-            (x - x.mean(1, keepdims=True)) / x.std(1, ddof=1, keepdims=True)
-        )
-        logs = scipy.stats.norm.logcdf(standard) + scipy.stats.norm.logsf(
-            standard[:, ::-1]
-        )
-        np.testing.assert_allclose(
-            anderson_darling(torch.tensor(x)).statistic,
-            -n - (logs * (2 * np.arange(1, n + 1) - 1)).mean(1),
-            rtol=1e-9,
-            atol=1e-9,
-        )
     if n >= 20:
         expected = scipy.stats.normaltest(x, axis=1)
         np.testing.assert_allclose(
@@ -290,32 +277,11 @@ def test_tests_equal_scipy(n):
         )
 
 
-def test_anderson_p_values_meet_the_tabulated_ones_and_each_other():
-    """Stephens's table for the corrected statistic: upper 15, 10, 5, 2.5, 1 %
-    points.
-
-    Then the joints of the fit, and its end.
-    """
-    x = torch.randn(20_000, 12, dtype=torch.float64) ** 3
-    found = anderson_darling(x)
-    corrected = found.statistic * (1 + 0.75 / 12 + 2.25 / 144)
-    order = corrected.argsort()
-    corrected, p = corrected[order].numpy(), found.p[order].numpy()
-    for point, level in (
-        (0.561, 0.15),
-        (0.631, 0.10),
-        (0.752, 0.05),
-        (0.873, 0.025),
-        (1.035, 0.01),
-    ):
-        assert abs(np.interp(point, corrected, p) / level - 1) < 0.035
-    for joint in (0.2, 0.34, 0.6):
-        i = np.searchsorted(corrected, joint)
-        assert abs(p[i - 1] - p[i]) < 0.015
+def test_anderson_far_from_normal():
+    "Where the fit's polynomial has long turned up again."
     far = anderson_darling(
         torch.tensor([1e9] + [0.0] * 5000) + 1e-9 * torch.randn(5001)
     )
-    # where the polynomial has long turned up again
     assert far.statistic > 1000 and 0 < far.p < 4e-24
 
 
@@ -347,29 +313,7 @@ def test_shapiro_of_samples_on_its_own_line():
         shapiro_weights(2)
 
 
-def test_negentropy_with_other_gaps_and_of_atoms():
-    half = 0.5 * math.log(2 * math.pi * math.e)
-    for m in (1, 5, 24):
-        x = torch.rand(60, dtype=torch.float64).exp()
-        constant = (
-            np.log(60 / (2 * m))
-            + scipy.special.digamma(
-                np.minimum(np.arange(60) + m, 59)
-                - np.maximum(np.arange(60) - m, 0)
-            ).mean()
-            - scipy.special.digamma(61)
-        )
-        expected = (
-            half
-            + np.log(x.numpy().std())
-            - (
-                scipy.stats.differential_entropy(
-                    x.numpy(), window_length=m, method="vasicek"
-                )
-                - constant
-            )
-        )
-        assert abs(negentropy(x, m=m).item() - expected) < 1e-10
+def test_negentropy_of_atoms():
     x = torch.randn(100)
     # six equal values are seven too few in the middle, and enough at an end
     x[:6] = 0.5
@@ -452,41 +396,6 @@ def test_channels_of_tokens_are_features():
 # ---- figures ----
 
 
-def test_figures_have_the_same_bytes_and_no_unknown_colours():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("svg")
-    import re
-
-    import matplotlib.pyplot as plt
-
-    from normalnorm import plots
-
-    plots.book_style()
-
-    def draw():
-        fig, axes = plt.subplots(1, 2, layout="constrained")
-        r2 = plots.qq_plot(axes[0], np.arange(50.0) ** 2)
-        plots.seed_dots(
-            axes[1], {"a": [1.0, 2.0], "b": [2.0, 4.0]}, "accuracy (%)"
-        )
-        content = plots.svg(fig)
-        plt.close(fig)
-        return content, r2
-
-    (one, r2), (two, _) = draw(), draw()
-    assert one == two and b"matplotlib" not in one.lower().split(b"<defs>")[
-        0
-    ].replace(b"matplotlib.org", b"")
-    assert {c.decode() for c in re.findall(rb"#[0-9a-f]{6}\b", one)} <= {
-        plots.INK,
-        *plots.PALETTE,
-    }
-    assert (
-        abs(r2 - qq_r2(torch.arange(50.0, dtype=torch.float64) ** 2).item())
-        < 1e-12
-    )
-
-
 def test_figures_of_impossible_data_are_refused():
     pytest.importorskip("matplotlib")
     import matplotlib.pyplot as plt
@@ -494,6 +403,8 @@ def test_figures_of_impossible_data_are_refused():
     from normalnorm import plots
 
     fig, ax = plt.subplots()
+    x = torch.arange(50.0, dtype=torch.float64) ** 2
+    assert abs(plots.qq_plot(ax, x) - qq_r2(x).item()) < 1e-12
     with pytest.raises(ValueError, match="2 values, 0 of them NaN"):
         plots.qq_plot(ax, [1.0, 2.0])
     with pytest.raises(ValueError, match="1 of them NaN or infinite"):

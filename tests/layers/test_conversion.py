@@ -4,7 +4,6 @@ where they can be imported.
 """
 
 import copy
-import functools
 import io
 import pickle
 import warnings
@@ -1150,32 +1149,3 @@ def test_torchvision():
             ("LayerNorm", "LayerNormalNorm"),
         },
     )
-
-
-class Described(nn.BatchNorm1d):
-    "Adds what is no method."
-
-    @property
-    def surprise(self):
-        return self.eps
-
-
-class Helped(nn.BatchNorm1d):
-    "Adds what is called, though no function of the class."
-
-    surprise = functools.partial(print, "surprise")
-
-
-class Annotated(nn.BatchNorm1d):
-    "Adds a plain value, which changes nothing."
-
-    surprise = 3
-
-
-@pytest.mark.parametrize(
-    "kind, refused", [(Described, True), (Helped, True), (Annotated, False)]
-)
-def test_what_a_subclass_adds_is_seen(kind, refused):
-    model, report = to_normality(nn.Sequential(kind(3)), return_report=True)
-    assert (type(model[0]) is kind) == refused
-    assert ("surprise" in str(report)) == refused

@@ -73,6 +73,7 @@ LAYERS = {
         (3, 5, 7, 2),
     ),
 }
+NORMALITY = [name for name in LAYERS if name.startswith("normality")]
 
 
 @pytest.fixture(params=LAYERS)
@@ -121,6 +122,41 @@ def test_roots_are_scipys():
             rtol=0,
             atol=1e-12 * condition + 1e-10,
         )
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_gradient_is_that_of_a_sylvester_equation(eps):
+    """tr(C W) through the factors of a Lyapunov equation, at condition 1e4 and
+    with a triple eigenvalue.
+    """
+    torch.manual_seed(0)
+    q = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
+    a = (
+        q * torch.tensor([1.0, 1.0, 1.0, 0.1, 1e-4], dtype=torch.float64) @ q.T
+    ).requires_grad_()
+    c = torch.randn(5, 5, dtype=torch.float64)
+    (found,) = torch.autograd.grad((c * matrix_roots(a, eps)[1]).sum(), a)
+    root = scipy.linalg.sqrtm((a.detach() + eps * torch.eye(5)).numpy()).real
+    inverse = scipy.linalg.inv(root)
+    middle = inverse @ ((c + c.T) / 2).numpy() @ inverse
+    expected = torch.from_numpy(
+        -scipy.linalg.solve_sylvester(root, root, middle)
+    )
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=1e-7 * expected.abs().max().item()
+    )
+
+
+def test_the_naive_gradient_fails_where_ours_does_not():
+    a = torch.eye(4, dtype=torch.float64, requires_grad=True)
+    values, vectors = torch.linalg.eigh(a)
+    c = torch.ones(4, 4, dtype=torch.float64)
+    (naive,) = torch.autograd.grad(
+        (c * (vectors * values.rsqrt() @ vectors.T)).sum(), a
+    )
+    (ours,) = torch.autograd.grad((c * matrix_roots(a)[1]).sum(), a)
+    assert not naive.isfinite().all()
+    torch.testing.assert_close(ours, -0.5 * c)
 
 
 def test_newton_schulz_converges_in_the_number_of_iterations_that_is_said():
@@ -311,6 +347,60 @@ def test_condition_1e12_in_float32(method, iterations):
 
 
 # the layers
+
+
+def test_defaults_are_those_of_the_papers_in_functions_and_layers():
+    """Groups of 16 channels (Huang et al. 2018), a noise factor of 0.4
+    (Eftekhari & Papyan 2025); by what comes out, on 20 channels.
+    """
+    x = torch.randn(
+        50, 20, generator=torch.Generator().manual_seed(0)
+    ) @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1))
+
+    def out(function, **options):
+        torch.manual_seed(2)
+        return (
+            function(x, training=True, **options)
+            if not isinstance(function, type)
+            else function(20, **options)(x).detach()
+        )
+
+    plain, normal = (
+        out(decorrelated_batch_norm),
+        out(decorrelated_batch_normal_norm),
+    )
+    assert torch.equal(
+        plain, out(decorrelated_batch_norm, group_size=16)
+    ) and not torch.allclose(
+        plain, out(decorrelated_batch_norm, group_size=17), atol=1e-3
+    )
+    assert torch.equal(
+        plain,
+        out(decorrelated_batch_norm, eps=1e-5, momentum=0.1, method="eigh"),
+    )
+    assert torch.equal(
+        normal,
+        out(
+            decorrelated_batch_normal_norm,
+            group_size=16,
+            noise=0.4,
+            alpha=1.0,
+            steps=1,
+            safeguard=False,
+            noise_kind="scaled",
+        ),
+    )
+    for other in (
+        {"group_size": 17},
+        {"noise": 0.41},
+        {"noise": 0.0},
+        {"alpha": 0.0},
+    ):
+        assert not torch.allclose(
+            normal, out(decorrelated_batch_normal_norm, **other), atol=1e-3
+        ), other
+    torch.testing.assert_close(out(DecorrelatedBatchNorm1d), plain)
+    torch.testing.assert_close(out(DecorrelatedBatchNormalNorm1d), normal)
 
 
 def test_groups_of_one_are_batch_norm_in_every_precision():

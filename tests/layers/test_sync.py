@@ -17,12 +17,7 @@ from normalnorm.checks.layers.sync import in_processes
 from normalnorm.layers import backends, sync
 from normalnorm.layers.engines import native
 from normalnorm.layers.engines.compiler import CompilerError
-from normalnorm.layers.normality import (
-    BatchNormalNorm1d,
-    BatchNormalNorm2d,
-    BatchNormalNorm3d,
-    _BatchNormalNorm,
-)
+from normalnorm.layers.normality import _BatchNormalNorm
 from normalnorm.layers.sync import Across, SyncBatchNormalNorm
 from normalnorm.theory.gradient import Identity
 from tests.peers import FOLLOWS
@@ -458,28 +453,3 @@ def test_compiled_as_one_graph():
         assert "expected input tensor to be on" in theirs
         for a, b in zip(compiled, eager, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=5e-6)
-
-
-@pytest.mark.parametrize(
-    "shape, layer",
-    [
-        ((6, 3), BatchNormalNorm1d),
-        ((6, 3, 5), BatchNormalNorm1d),
-        ((6, 3, 5, 2), BatchNormalNorm2d),
-        ((6, 3, 5, 2, 2), BatchNormalNorm3d),
-    ],
-)
-def test_synchronized_layer_takes_all_shapes(shape, layer):
-    "With one process: what the batch layer of this shape gives."
-    torch.manual_seed(0)
-    u = torch.randn(shape)
-    torch.manual_seed(1)
-    expected = layer(3)(u)
-    torch.manual_seed(1)
-    torch.testing.assert_close(SyncBatchNormalNorm(3)(u), expected)
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 1, 1, 1, 2)])
-def test_synchronized_layer_refuses_other_shapes(shape):
-    with pytest.raises(ValueError, match="shape"):
-        SyncBatchNormalNorm(3)(torch.ones(shape))

@@ -165,26 +165,6 @@ def test_low_precision_is_computed_in_float32():
     )
 
 
-def test_the_norm_of_v_does_not_fall_in_training():
-    torch.manual_seed(0)
-    layer = normality_weight(nn.Linear(6, 3, bias=False)).double()
-    x, y = torch.randn(40, 6, dtype=D), torch.randn(40, 3, dtype=D)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    losses, norms = [], []
-    for _ in range(40):
-        loss = (layer(x) - y).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        norms.append(
-            layer.parametrizations.weight.original1.norm(dim=1).detach()
-        )
-    assert losses[-1] < losses[0] and all(
-        (b >= a - 1e-12).all() for a, b in zip(norms, norms[1:])
-    )
-
-
 @pytest.mark.parametrize(
     "call, words",
     [

@@ -73,22 +73,27 @@ def test_sampled_and_exact_batches_agree():
             assert (exact - drawn).abs().max() < 0.02, norm
 
 
-def test_drawn_units_agree_with_the_quadrature():
-    "What both ways know: noise that is too small to count, λ̂ left out."
-    for norm, eps, n in (
-        ("group", 0.2, 2),
-        ("group", 0.01, 5),
-        ("batch", 0, 6),
-        ("group", 0, 6),
-    ):
-        drawn = slope("relu", norm, 0.2, 0.2, eps, noise=1e-9, **{norm: n})
-        if norm == "batch":
-            assert slope(
-                "relu", norm, 0.2, 0.2, 1e-7, batch=n
-            ) == pytest.approx(drawn, rel=5e-3)
-        assert drawn == pytest.approx(
-            slope("relu", norm, 0.2, 0.2, eps, **{norm: n}), rel=0.015
-        )
+@pytest.mark.parametrize(
+    "phi, norm, keywords",
+    [
+        ("tanh", "batch", {"eps": 0.5}),
+        ("tanh", "bmlv", {"eps": 0.5}),
+        ("relu", "bmlv", {"eps": 0.5, "noise": 0.5}),
+        ("gelu", "batch", {"noise": 0.5}),
+    ],
+)
+def test_large_batches_are_infinite_ones(phi, norm, keywords):
+    "By other ways: normal values there, finite units drawn here."
+    assert slope(phi, norm, 0.2, 0.3, batch=200, **keywords) == pytest.approx(
+        slope(phi, norm, 0.2, 0.3, **keywords), rel=0.012
+    )
+
+
+def test_the_lmbv_noise_is_of_the_batch_s_size():
+    "As drawn batches have it: not of the size of what the samples share."
+    assert correlation_map(0.5, "relu", "lmbv", noise=1.0) == pytest.approx(
+        correlation_map(0.5, "relu", "lmbv", noise=1.0, batch=200), abs=0.012
+    )
 
 
 def test_the_transform_is_the_identity_in_large_units():
@@ -154,23 +159,6 @@ def test_epsilon_noise_and_skip():
             for c in (0.1, 0.9)
         )
         assert (abs(far - near) < 1e-9) == same, phi
-
-
-def test_hermite_shares_are_the_known_ones_of_relu():
-    p = hermite_shares("relu", "layer", count=8)
-    # of κ: 1/π, ½, 1/(2π), 0, 1/(24π), …
-    expected = [1 / math.pi, 0.5, 0.5 / math.pi, 0, 1 / (24 * math.pi), 0]
-    torch.testing.assert_close(
-        p[:6], torch.tensor(expected).double(), atol=1e-7, rtol=0
-    )
-    assert hermite_shares(
-        "tanh", "proxy", 0.2, 0.2, eps=0.03
-    ).sum().item() == pytest.approx(1, abs=1e-6)
-    for norm in ("pre-layer", "weight-standardization"):
-        p = hermite_shares("relu", norm, count=8) * (1 - 1 / math.pi)
-        torch.testing.assert_close(
-            p[:6], torch.tensor([0, *expected[1:]]).double(), atol=1e-7, rtol=0
-        )
 
 
 @pytest.mark.parametrize(
