@@ -122,42 +122,39 @@ def test_places_are_measured_by_what_they_return():
     )
 
 
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x):
+        return self.used(x)
+
+
 @pytest.mark.parametrize(
-    "model, inputs, options, says",
+    "model, inputs, places, error, says",
     [
-        (nn.ReLU(), torch.ones(2, 3), {}, "no normalizer: name"),
+        (nn.ReLU(), [], None, ValueError, "no normalizer: name"),
+        (nn.Sequential(nn.ReLU()), [], ["1"], ValueError, "no module '1'"),
+        (nn.Sequential(nn.ReLU()), [], ["0"], ValueError, "inputs are empty"),
+        ("net", [], None, TypeError, "model is a str"),
+        (nn.BatchNorm1d(3), 5, None, TypeError, "inputs are a int"),
         (
-            nn.Sequential(nn.ReLU()),
-            torch.ones(2, 3),
-            {"places": ["1"]},
-            "no module '1'",
+            nn.Sequential(nn.BatchNorm1d(3)),
+            [],
+            ["x"],
+            ValueError,
+            "'x': known are 0$",
         ),
-        (nn.Sequential(nn.ReLU()), [], {"places": ["0"]}, "inputs are empty"),
+        (
+            Half(),
+            torch.ones(2, 3),
+            ["used", "idle"],
+            ValueError,
+            "'idle' was not called: choose",
+        ),
     ],
 )
-def test_what_cannot_be_measured(model, inputs, options, says):
-    with pytest.raises(ValueError, match=says):
-        power.model_power(model, inputs, **options)
-
-
-def test_no_model_no_inputs_and_the_names_that_there_are():
-    with pytest.raises(TypeError, match="model is a str"):
-        power.model_power("net", torch.ones(2, 3))
-    model = nn.Sequential(nn.BatchNorm1d(3))
-    with pytest.raises(TypeError, match="inputs are a int"):
-        power.model_power(model, 5)
-    with pytest.raises(ValueError, match="'x': known are 0$"):
-        power.model_power(model, torch.ones(2, 3), ["x"])
-
-
-def test_a_place_that_is_not_called():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.idle = nn.ReLU(), nn.ReLU()
-
-        def forward(self, x):
-            return self.used(x)
-
-    with pytest.raises(ValueError, match="'idle' was not called: choose"):
-        power.model_power(Half(), torch.ones(2, 3), places=["used", "idle"])
+def test_what_cannot_be_measured(model, inputs, places, error, says):
+    with pytest.raises(error, match=says):
+        power.model_power(model, inputs, places=places)

@@ -237,26 +237,49 @@ def test_what_has_no_map_is_said(arguments, keywords, error, says):
         correlation_map(*arguments, **keywords)
 
 
-def test_what_has_no_slope_is_said():
-    for arguments, keywords, says in (
-        (("tanh", "lmbv"), {"batch": 8}, "linear on both sides of 0"),
-        (("relu", "lmbv"), {"batch": 8, "power": True}, "λ̂ of its own"),
-        ((lambda y: (y > 0).to(y), "layer"), {}, "jumps at 0"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            slope(*arguments, **keywords)
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (
+            lambda: slope("tanh", "lmbv", batch=8),
+            ValueError,
+            "linear on both sides of 0",
+        ),
+        (
+            lambda: slope("relu", "lmbv", batch=8, power=True),
+            ValueError,
+            "λ̂ of its own",
+        ),
+        (
+            lambda: slope(lambda y: (y > 0).to(y), "layer"),
+            ValueError,
+            "jumps at 0",
+        ),
+        (lambda: slope(3, "layer"), TypeError, "a name or a function"),
+        (lambda: fixed_point("relu", "batch"), ValueError, "whole batch"),
+        *(
+            (
+                lambda count=count: hermite_shares(
+                    "relu", "layer", count=count
+                ),
+                ValueError,
+                f"count={count}",
+            )
+            for count in (0, 101)
+        ),
+    ],
+)
+def test_what_has_no_slope_is_said(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_slopes_that_are_infinite():
+    assert fixed_point("tanh", "layer") == 0
     assert slope("relu", "batch", batch=3) == math.inf
     assert slope("relu", "group", group=3) == math.inf
     assert slope("relu", "group", group=3, power=True, noise=0.5) == math.inf
     assert 1 < slope("relu", "group", eps=1e-3, group=3) < math.inf
-    with pytest.raises(TypeError, match="a name or a function"):
-        slope(3, "layer")
-    with pytest.raises(ValueError, match="whole batch"):
-        fixed_point("relu", "batch")
-    assert fixed_point("tanh", "layer") == 0
-    for count in (0, 101):
-        with pytest.raises(ValueError, match=f"count={count}"):
-            hermite_shares("relu", "layer", count=count)
 
 
 def test_quadrature_keeps_the_variance_of_a_dead_channel():
