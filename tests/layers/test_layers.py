@@ -2,6 +2,8 @@
 of a batch, forms without parameters, several processes.
 """
 
+import functools
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -9,10 +11,18 @@ import torch._inductor.config
 from torch import nn
 
 import normalnorm
+from normalnorm.layers.conversion import to_normality
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.noise import add_noise
-from normalnorm.layers.normality import BatchNormalNorm2d
+from normalnorm.layers.normality import (
+    BatchNormalNorm1d,
+    BatchNormalNorm2d,
+    BatchNormalNorm3d,
+    InstanceNormalNorm2d,
+    LayerNormalNorm,
+)
+from normalnorm.layers.sync import SyncBatchNormalNorm
 from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
 from tests.layers.test_harness import LAYERS, skewed
@@ -227,3 +237,103 @@ def test_derivatives_of_result_and_statistics(options):
         eps=1e-6,
         atol=1e-6,
     )
+
+
+def test_axes_of_size_one_are_axes():
+    "As in torch.nn: of one feature each value is its own mean."
+    torch.manual_seed(0)
+    u = torch.randn(5, 1, 4)
+    whole, last = (
+        LayerNormalNorm((1, 4), noise=0.0),
+        LayerNormalNorm(4, noise=0.0),
+    )
+    torch.testing.assert_close(whole(u), last(u))
+    torch.testing.assert_close(
+        LayerNormalNorm(1, noise=0.0)(u[..., :1]),
+        torch.nn.LayerNorm(1)(u[..., :1]),
+    )
+    for wrong in (0, (4, 0), ()):
+        with pytest.raises(ValueError, match="positive sizes"):
+            LayerNormalNorm(wrong)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("alpha", 1.5),
+        ("alpha", -0.5),
+        ("steps", 0),
+        ("eps", -1.0),
+        ("noise", -1.0),
+        ("noise_kind", "loud"),
+    ],
+)
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (BatchNormalNorm2d, (4, 3, 2, 2)),
+        (LayerNormalNorm, (4, 3)),
+        (InstanceNormalNorm2d, (4, 3, 5, 5)),
+    ],
+)
+def test_settings_that_are_changed_later_are_checked(layer, shape, name, value):
+    made = layer(3)
+    before = getattr(made, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(made, name, value)
+    assert getattr(made, name) == before
+    made(torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    "shape, layer",
+    [
+        ((6, 3), BatchNormalNorm1d),
+        ((6, 3, 5), BatchNormalNorm1d),
+        ((6, 3, 5, 2), BatchNormalNorm2d),
+        ((6, 3, 5, 2, 2), BatchNormalNorm3d),
+    ],
+)
+def test_synchronized_layer_takes_all_shapes(shape, layer):
+    "With one process: what the batch layer of this shape gives."
+    torch.manual_seed(0)
+    u = torch.randn(shape)
+    torch.manual_seed(1)
+    expected = layer(3)(u)
+    torch.manual_seed(1)
+    torch.testing.assert_close(SyncBatchNormalNorm(3)(u), expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 1, 1, 1, 2)])
+def test_synchronized_layer_refuses_other_shapes(shape):
+    with pytest.raises(ValueError, match="shape"):
+        SyncBatchNormalNorm(3)(torch.ones(shape))
+
+
+class Described(nn.BatchNorm1d):
+    "Adds what is no method."
+
+    @property
+    def surprise(self):
+        return self.eps
+
+
+class Helped(nn.BatchNorm1d):
+    "Adds what is called, though no function of the class."
+
+    surprise = functools.partial(print, "surprise")
+
+
+class Annotated(nn.BatchNorm1d):
+    "Adds a plain value, which changes nothing."
+
+    surprise = 3
+
+
+@pytest.mark.parametrize(
+    "kind, refused", [(Described, True), (Helped, True), (Annotated, False)]
+)
+def test_what_a_subclass_adds_is_seen(kind, refused):
+    model, report = to_normality(nn.Sequential(kind(3)), return_report=True)
+    assert (type(model[0]) is kind) == refused
+    assert ("surprise" in str(report)) == refused

@@ -1876,3 +1876,17 @@ def test_each_field_of_a_job_is_compared(monkeypatch, table, job):
             ), (other, error)
     monkeypatch.undo()
     assert native.bound(native.library())
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiler")
+@pytest.mark.parametrize("seed", [0, 5, -1, -(2**63), 2**63 - 1])
+def test_every_seed_of_64_bits_is_told_apart(seed):
+    "The definition's noise for each; 0 where none is given."
+    torch.manual_seed(0)
+    u, rule = torch.randn(40, 6), Rule(noise=0.7)
+    call = native.prepare(u, (0,), None, None, rule)
+    expected = core.normality_norm(u, (0,), noise=0.7, seed=torch.tensor(seed))
+    found = native.forward(call, u, seed=seed)[0]
+    torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
+    if seed == 0:
+        assert torch.equal(native.forward(call, u)[0], found)

@@ -3,12 +3,9 @@ arbitrary precision, searches and the library's own code; beyond it values
 saturate.
 """
 
-import math
-
 import mpmath as mp
 import numpy as np
 import pytest
-import scipy.optimize
 import torch
 
 from normalnorm.layers import core
@@ -21,36 +18,13 @@ from normalnorm.layers.core import (
 from normalnorm.theory import gradient
 from normalnorm.theory.curvature import Interval
 from normalnorm.theory.gradient import Power
-from normalnorm.theory.newton import newton_lambda_standardized, standardized
 from normalnorm.theory.overflow import (
     LARGEST_UNIT,
     WeightedPoints,
     _least_curvature,
     _phi_and_rho,
-    exponent_bound,
 )
 from normalnorm.theory.power_transform import yeo_johnson
-
-FLOAT32_LIMIT = math.log(torch.finfo(torch.float32).max)
-
-
-def exponents(k, lmbda, rho=1.0):
-    "ηℓ of h = ρk."
-    return (1 + torch.where(k < 0, -1.0, 1.0) * (lmbda - 1)) * (
-        rho * k.abs()
-    ).log1p()
-
-
-def law_exponents(atoms, shares, n):
-    "ηℓ of a law of n elements, with the library's own estimate, in float64."
-    weights = torch.tensor(shares, dtype=torch.float64)
-    law, u = (
-        WeightedPoints(weights / weights.sum(), n),
-        torch.tensor(atoms, dtype=torch.float64),
-    )
-    var, mean = law.var_mean(u)
-    k = (u - mean) / var.sqrt()
-    return exponents(k, newton_lambda_standardized(k, law))
 
 
 def test_enclosures_contain_the_functions():
@@ -87,129 +61,6 @@ def test_least_curvature_is_below_the_function_and_not_far():
             for slope in np.linspace(m[i], m[i + 1], 5)
         )
         assert exact - 0.06 < found[i] <= exact + 1e-12
-
-
-def test_bound_grows_with_the_unit_and_falls_with_the_cells():
-    bounds = [
-        exponent_bound(n, points=200)
-        for n in (2, 10, 1000, 2**20, 2**29, 2**32, 10**12)
-    ]
-    assert all(a[0] > b[0] and a[1] < b[1] for a, b in zip(bounds, bounds[1:]))
-    coarse, fine = (
-        exponent_bound(2**32, points=100),
-        exponent_bound(2**32, points=900),
-    )
-    assert coarse[0] <= fine[0] and fine[1] <= coarse[1] < FLOAT32_LIMIT
-
-
-@pytest.mark.parametrize("n, share", ((2**32, 0.99), (1000, 0.98)))
-def test_bound_is_the_maximum_that_it_encloses(n, share):
-    """The function of @eq-exponent-bound on a grid of plain floats: not above
-    the bound, and within one or two percent of it.
-    """
-    c, largest = 2 * (1 - math.log(2)) ** 2, math.sqrt(n)
-    a = np.geomspace(1e-4, 4e5, 20_000)
-    phi, rho = (
-        lambda a: (1 + 1 / a) * np.log1p(a) - 1,
-        lambda a: 1 - (1 + a) * np.log1p(a) ** 2 / a**2,
-    )
-    m = np.linspace(0, float(phi(largest)), 400)
-    least = np.array([(rho(a) + (phi(a) - slope) ** 2).min() for slope in m])
-    far = np.geomspace(1e-2, largest, 1500)
-    there = rho(far) + (phi(far) + m[:, None]) ** 2
-    curvature = np.maximum(
-        c, least[:, None] + far**2 / n * (there - least[:, None])
-    )
-    high = ((1 + (m[:, None] + 0.5) / curvature) * np.log1p(far)).max()
-    low = -(((m + 0.5) / np.maximum(c, least) - 1) * math.log1p(largest)).max()
-    proved = exponent_bound(n)
-    assert (
-        share * proved[1] < high <= proved[1]
-        and share * proved[0] > low >= proved[0]
-    )
-
-
-@pytest.mark.parametrize("n", (2, 3, 5, 17, 200))
-def test_samples_stay_within_the_bound(n):
-    """Random samples of several shapes, both reflections, with and without the
-    safeguard, parts of a step, ε.
-    """
-    generator = torch.Generator().manual_seed(n)
-    z = torch.randn(500, n, generator=generator, dtype=torch.float64)
-    low, high = exponent_bound(n, points=200)
-    for u in (
-        z,
-        z**3,
-        z.exp(),
-        z**9,
-        torch.where(torch.arange(n) == 0, 10 * z.abs(), -z.exp()),
-    ):
-        for sample in (u, -u):
-            k = standardized(sample, -1)
-            for options in ({}, {"alpha": 0.5}, {"safeguard": True}):
-                for rho in (1.0, 0.3):
-                    found = exponents(
-                        k, newton_lambda_standardized(k, (-1,), **options), rho
-                    )
-                    assert low <= found.min() and found.max() <= high
-
-
-@pytest.mark.parametrize("n", (10**4, 10**7, LARGEST_UNIT, 10**11))
-def test_searches_stay_within_the_bound(n):
-    """Laws with four atoms, one of them a single element, moved by a minimizer
-    to the largest and the smallest exponent.
-
-    The bound is not far from what they find.
-    """
-    low, high = exponent_bound(n)
-    half = math.log(n) / 2
-
-    def law(p):
-        shares = [1, 1 + math.exp(p[2]), 0.3 * n, 0.3 * n]
-        return law_exponents(
-            [-math.exp(p[0]), math.exp(p[1]), p[3], 0.0], shares, n
-        )
-
-    def objective(sign):
-        return lambda p: (
-            1e3
-            if not (
-                0 < p[0] < half
-                and 0 < p[1] < half
-                and -6 < p[2] < half
-                and abs(p[3]) < 5
-            )
-            else -(sign * law(p)).max().item()
-        )
-
-    starts = [
-        [0.6 * half, half - 0.1, -3.0, 0.01],
-        [0.5 * half, 0.9 * half, -1.0, -0.3],
-    ]
-    largest = max(
-        -scipy.optimize.minimize(
-            objective(1), start, method="Nelder-Mead", options={"maxiter": 400}
-        ).fun
-        for start in starts
-    )
-    assert largest <= high
-    smallest = min(
-        law_exponents([1.0, 0.0], [1, n - 1], n).min().item(),
-        min(law(start).min().item() for start in starts),
-    )
-    assert low <= smallest
-    if n > 10**6:
-        assert largest > 0.65 * high and smallest < 0.65 * low
-
-
-def test_a_unit_of_1e11_elements_would_overflow():
-    """What the safeguard is there for: −1, 100 and zeros.
-
-    With 2³² of them it does not.
-    """
-    for n, overflows in ((LARGEST_UNIT, False), (10**11, True)):
-        found = law_exponents([-1.0, 100.0, 0.0], [1, 1, n - 2], n).max().item()
-        assert (found > FLOAT32_LIMIT + 4) == overflows
 
 
 @pytest.mark.parametrize("sign", (1.0, -1.0))

@@ -1,0 +1,104 @@
+"""What every instrument leaves of a model: parameters, gradients, buffers, the
+mode of each module, hooks, and PyTorch's random numbers.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from normalnorm.analysis.attenuation import noise_attenuation
+from normalnorm.analysis.gaussianity import pre_affine
+from normalnorm.analysis.gradients import gradient_confusion, gradients
+from normalnorm.analysis.power import model_power
+from normalnorm.analysis.propagation import layer_correlations
+from normalnorm.analysis.robustness import fgsm, pgd, robust_accuracy
+from tests.analysis.test_robustness import each_network, network, pixels
+
+MEASURES = {
+    "noise": lambda model, x, y: noise_attenuation(model, x),
+    "fgsm": lambda model, x, y: fgsm(model, x, y, 0.1),
+    "pgd": lambda model, x, y: pgd(model, x, y, 0.1, steps=2),
+    "accuracy": lambda model, x, y: robust_accuracy(model, x, y, (0, 0.1)),
+    "correlations": lambda model, x, y: layer_correlations(model, x),
+    "gradients": gradients,
+    "confusion": lambda model, x, y: gradient_confusion(
+        model, [(x, y), (x + 1, y)]
+    ),
+    "power": lambda model, x, y: model_power(model, x),
+    "before affine": lambda model, x, y: pre_affine(model, x),
+}
+
+
+def state(model):
+    "All that a measurement might change."
+    return {
+        **{name: v.clone() for name, v in model.state_dict().items()},
+        "training": [m.training for m in model.modules()],
+        **{
+            f"gradient of {name}": p.grad if p.grad is None else p.grad.clone()
+            for name, p in model.named_parameters()
+        },
+        "trainable": [p.requires_grad for p in model.parameters()],
+        "noise": [getattr(m, "noise", None) for m in model.modules()],
+        "hooks": [len(m._forward_hooks) for m in model.modules()],
+        "random numbers": torch.get_rng_state(),
+    }
+
+
+def same(one, two):
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(
+            same(one[key], two[key]) for key in one
+        )
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, tuple):
+        return all(map(same, one, two))
+    return one == two
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+@each_network
+def test_a_model_is_left_as_it_was(make, measure):
+    model, (x, y) = network(make), pixels()
+    # some modules in training mode, one in evaluation mode, old gradients
+    model.train()
+    list(model.modules())[-1].eval()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    next(model.parameters()).requires_grad_(False)
+    before, inputs = state(model), x.clone()
+    first = measure(model, x, y)
+    assert same(before, state(model)) and torch.equal(x, inputs)
+    assert same(first, measure(model, x, y))
+    with torch.no_grad():
+        assert same(first, measure(model, x, y))
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_what_a_model_raises_leaves_it_as_it_was(measure):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            self.norm(x)
+            raise RuntimeError("broken")
+
+    model, (x, y) = Broken(), pixels()
+    before = state(model)
+    with pytest.raises(RuntimeError, match="broken"):
+        measure(model, x, y)
+    assert same(before, state(model))
+
+
+def test_attacks_in_inference_mode():
+    model, (x, y) = (
+        network(lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 5))),
+        pixels(),
+    )
+    for name in ("noise", "fgsm", "pgd", "accuracy"):
+        expected = MEASURES[name](model, x, y)
+        with torch.inference_mode():
+            assert same(MEASURES[name](model, x, y), expected)
