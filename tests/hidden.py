@@ -1,13 +1,15 @@
 """A PyTorch in which private names are called otherwise: gone, or another
 value, for normalnorm's code; PyTorch's own finds them where they were.
 
-Import before normalnorm.
-`python tests/hidden.py '{"names": […], "cases": […]}'` hides names, runs cases
-of `tools.hostile` and prints what came out.
+Import before normalnorm; the names in HIDDEN, of the environment, are hidden at
+once, in processes that this one starts too.
+`HIDDEN="…" python tests/hidden.py '[…]'` runs cases of `tools.hostile` and
+prints what came out.
 """
 
 import json
 import operator
+import os
 import sys
 import types
 
@@ -153,10 +155,10 @@ def concrete_where() -> list:
     return found
 
 
+for _name in os.environ.get("HIDDEN", "").split():
+    hide(_name)
+
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    for one in given["names"]:
-        hide(one)
     from normalnorm.layers import backends, core
     from tools import hostile
 
@@ -172,7 +174,7 @@ if __name__ == "__main__":
                 is not None,
                 "converted": converted(),
                 "concrete": concrete_where(),
-                **hostile.run_cases([tuple(case) for case in given["cases"]]),
+                **hostile.run_cases(map(tuple, json.loads(sys.argv[1]))),
             }
         )
     )

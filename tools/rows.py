@@ -9,7 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from normalnorm.layers import families
 from normalnorm.layers.families import Family
@@ -51,8 +52,19 @@ class Last(nn.Module):
         ).permute(0, 3, 1, 2)
 
 
+MODES = {
+    "default": {},
+    "momentum None": dict(momentum=None),
+    "no running averages": dict(track_running_stats=False),
+    "no affine map": dict(affine=False, elementwise_affine=False),
+    "no bias": dict(bias=False),
+}
+
+
 class Trial(NamedTuple):
-    """A row with one kind of its inputs, such as "B C L".
+    """A row with one kind of its inputs, such as "B C L"; an input may have
+    several axes of channels in the place of C. `settings`: what all its layers
+    are made with, `about` them in words.
 
     `ours` and `theirs` make the layer and the plain one with the same options;
     what one of them does not have is left out.
@@ -61,6 +73,8 @@ class Trial(NamedTuple):
     row: Family
     kind: str
     shape: tuple[int, ...]
+    settings: dict = {}
+    about: str = ""
 
     @property
     def name(self) -> str:
@@ -73,12 +87,96 @@ class Trial(NamedTuple):
             else row.layer.__name__
         )
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind}" + f", {self.about}" * bool(self.about)
+
+    def having(self, about: str = "", **settings) -> "Trial":
+        "The same with more settings."
+        return self._replace(settings=self.settings | settings, about=about)
+
     @property
-    def channels(self) -> int:
-        return self.shape[self.kind.split().index("C")]
+    def at(self) -> int:
+        "The axis of the channels, the first if they have several."
+        return self.kind.split().index("C")
+
+    @property
+    def channels(self) -> int | tuple[int, ...]:
+        several = len(self.shape) - len(self.kind.split()) + 1
+        found = self.shape[self.at : self.at + several]
+        return found if several > 1 else found[0]
+
+    @property
+    def known(self) -> set[str]:
+        "The arguments of the layer."
+        return accepted(self.row.layer)
+
+    @property
+    def averages(self) -> list[str]:
+        layer = self.ours()
+        return [n for n, _ in layer.named_buffers() if n.startswith("running_")]
+
+    @property
+    def standard(self) -> bool:
+        "Whether the plain layer is PyTorch's, over one set of axes."
+        plain = self.row.plain
+        return (
+            isinstance(plain, type)
+            and plain.__module__.startswith("torch.nn")
+            and self.row.centre is None
+        )
+
+    def modes(self) -> dict[str, dict]:
+        "The settings of `MODES` that the layer has, by their names."
+        return {
+            name: options
+            for name, options in MODES.items()
+            if not options or self.known & set(options)
+        }
+
+    def wide(self, values):
+        "Parameters, or averages, of the channels so that they broadcast."
+        after = len(self.shape) - self.at - values.ndim
+        return values.reshape(*values.shape, *(1,) * after)
+
+    def sets(self, letters: str) -> Tensor:
+        """Of each element of an input the number of the set that it belongs to,
+        where there is one for each element of the axes `letters`.
+        """
+        told, kinds = set(letters.split()), self.kind.split()
+        told |= set(kinds) - {"B", "C"} if "…" in told else set()
+        found = torch.zeros(self.shape, dtype=torch.long)
+        several = len(self.shape) - len(kinds)
+        axes = [*range(self.at + 1), *range(self.at + 1 + several, found.ndim)]
+        for letter, i in zip(kinds, axes):
+            part = torch.arange(n := self.shape[i])
+            if letter == "C" and "G" in told:
+                part = part // (n // 2)
+            elif letter not in told:
+                continue
+            found = found * n + part.view(-1, *(1,) * (found.ndim - 1 - i))
+        return found
+
+    def units(self, values):
+        "Of an array the elements that share statistics, as rows."
+        return values.reshape(-1)[self.places()]
+
+    def places(self):
+        "Where the elements of each unit lie in a flat array."
+        found = self.sets(self.row.unit).flatten()
+        return found.argsort(stable=True).view(len(found.unique()), -1).numpy()
+
+    def whole(self, rows):
+        "The array of which `units` gave the rows."
+        out = rows.ravel()[self.places().ravel().argsort()]
+        return out.reshape(self.shape)
 
     def ours(self, **options) -> nn.Module:
-        return _made(self.row.make, self.row.layer, self.channels, options)
+        return _made(
+            self.row.make,
+            self.row.layer,
+            self.channels,
+            {**self.settings, **options},
+        )
 
     def theirs(self, **options) -> nn.Module:
         """The twin, if somebody else has written it; otherwise that of the
@@ -86,12 +184,14 @@ class Trial(NamedTuple):
         channel are channels. Where more than one set has a part in it: what
         the row says, by axes.
         """
+        options = {**self.settings, **options}
         known = {"gaussianizer": Identity()} | {
             k: v
             for k, v in options.items()
             if k not in ("noise", "alpha", "steps", "safeguard", "gaussianizer")
         }
-        found = reference(self.ours(**known), self.row, self.kind)
+        of = self._replace(settings={})
+        found = reference(of.ours(**known), self.row, self.kind)
         if found is not None:
             return found
         unit = (
@@ -126,6 +226,8 @@ class Trial(NamedTuple):
             self.channels,
             {k: v for k, v in options.items() if k != "noise"},
         )
+        if options.get("bias") is False:
+            plain.bias = None  # torch 2.4 has no such argument
         return plain if self.kind in row.inputs() else Last(plain)
 
 

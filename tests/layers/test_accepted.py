@@ -3,6 +3,7 @@ refuse, ours refuse with a message that names the argument and says what is
 expected. Each case asks PyTorch's layer, and judges ours by its answer.
 """
 
+import functools
 import re
 
 import numpy as np
@@ -22,46 +23,25 @@ from tools.rows import trials
 C = exported()
 PLAIN, ROUNDING = dict(alpha=0.0, noise=0.0), dict(rtol=1e-5, atol=1e-5)
 EXPECTED = "expect|must|known are|choose|did you mean|was made for"
-IMAGES, ROWS = (3, 4, 5, 6), (6, 4)
-
-
-def plainly(name: str):
-    "The class `name` without what plain layers do not have."
-
-    def make(*args, **kwargs):
-        if "Decorrelated" in name:
-            kwargs["group_size"] = 1
-        return C[name](*args, **kwargs, **(PLAIN if "Normal" in name else {}))
-
-    return make
-
-
-# ours, PyTorch's, the shape of an input: the rows of the table that are made
-# from a number of channels, or from the sizes of the last axes
-BATCH, LAST = (
-    [
-        (t.row.layer.__name__, type(t.theirs()), shape)
-        for t in trials()
-        if t.kind == kind
-        and not t.row.maker
-        and t.name != "layer2"
-        and not isinstance(t.theirs(), Reference)
-    ]
-    for kind, shape in (("B C", ROWS), ("B L C", ROWS))
-)
-BATCH += [
-    (t.row.layer.__name__, type(t.theirs()), IMAGES)
+ROWS = (6, 4)
+# the rows that are made from a number of channels, or from the sizes of the
+# last axes
+MADE = [
+    t._replace(shape=(3, 4, 5, 6) if t.kind == "B C H W" else ROWS)
     for t in trials()
-    if t.kind == "B C H W"
+    if t.kind in ("B C", "B L C", "B C H W")
     and not t.row.maker
     and t.name != "layer2"
     and not isinstance(t.theirs(), Reference)
 ]
-BOTH = pytest.mark.parametrize(
-    "name, theirs, shape",
-    [*BATCH, *LAST],
-    ids=lambda v: v if isinstance(v, str) else "",
-)
+BOTH = pytest.mark.parametrize("trial", MADE, ids=str)
+
+
+def makers(trial) -> tuple:
+    "PyTorch's class, and ours without what plain layers do not have."
+    given = dict(PLAIN, group_size=1)
+    known = {k: v for k, v in given.items() if k in trial.known}
+    return type(trial.theirs()), functools.partial(trial.row.layer, **known)
 
 
 def outcome(make, *inputs):
@@ -117,85 +97,11 @@ def assert_same(a, b):
 # ---- inputs -----------------------------------------------------------------
 
 
-def nested(layout):
-    return lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=layout)
-
-
-INPUTS = {
-    "str": (lambda x: "abc", "str"),
-    "None": (lambda x: None, "NoneType"),
-    "list": (lambda x: x.tolist(), "list"),
-    "numpy": (lambda x: x.numpy(), "ndarray"),
-    "sparse": (lambda x: x.to_sparse(), "sparse_coo.*to_dense"),
-    "compressed": (
-        lambda x: x.flatten(1).to_sparse_csr(),
-        "sparse_csr.*to_dense|axes|shape",
-    ),
-    "mkldnn": (lambda x: x.to_mkldnn(), "mkldnn.*to_dense"),
-    "nested": (nested(torch.strided), "nested.*unbind"),
-    "jagged": (nested(torch.jagged), "nested.*unbind"),
-    "8 bits": (
-        lambda x: x.to(torch.float8_e4m3fn),
-        r"float8_e4m3fn.*\.float\(\)",
-    ),
-    "8 bits, wide": (
-        lambda x: x.to(torch.float8_e5m2),
-        r"float8_e5m2.*\.float\(\)",
-    ),
-    "quantized": (
-        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        "qint8",
-    ),
-    "bool": (lambda x: x > 0, r"torch\.bool.*\.float\(\)"),
-    "int": (lambda x: x.long(), r"int64.*\.float\(\)"),
-    "complex": (lambda x: x + 0j, "complex64"),
-    "half": (lambda x: x.half(), ""),
-    "bfloat16": (lambda x: x.bfloat16(), ""),
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", INPUTS)
-@BOTH
-def test_inputs(name, theirs, shape, kind):
-    change, words = INPUTS[kind]
-    x = change(torch.randn(shape))
-    found = [outcome(lambda: make(4), x) for make in (theirs, plainly(name))]
-    if kind in ("half", "bfloat16") and not any(
-        isinstance(f, Exception) for f in found
-    ):
-        for a, b in zip(*found):  # their own rounding is another test's
-            assert a.dtype == b.dtype
-        return
-    if kind == "mkldnn" and "Decorrelated" in name:  # PyTorch has no such layer
-        found[0] = NotImplementedError("no form for mkldnn")
-    judged(
-        *found, words, easier=kind == "mkldnn" and name == "BatchNormalNorm1d"
-    )
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", INPUTS)
-@pytest.mark.parametrize(
-    "make, shape",
-    [
-        (lambda: C["GroupNormalNorm"](2, 4), ROWS),
-        (lambda: C["LayerNormalNorm2d"](4), IMAGES),
-        (lambda: C["FoldedNormality"](torch.ones(4)), ROWS),
-        (lambda: C["SyncDecorrelatedBatchNormalNorm"](4), ROWS),
-    ],
-    ids=["group", "layer 2d", "folded", "sync decorrelated"],
-)
-def test_inputs_of_others(make, shape, kind):
-    """PyTorch's group norm refuses what is none of the usual tensors; the
-    others have no twin there.
-    """
-    change, words = INPUTS[kind]
-    found = outcome(make, change(torch.randn(shape)))
-    if not words:
-        assert not isinstance(found, Exception)
-    else:
-        judged(TypeError(), found, words)
+def test_mkldnn_tensors():
+    x = torch.randn(3, 4, 5, 6).to_mkldnn()
+    for trial in MADE:
+        if trial.name in ("batch2", "sync"):
+            judged(*(outcome(lambda: make(4), x) for make in makers(trial)), "")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -281,22 +187,19 @@ PLAINLY_ONE = {
 
 @pytest.mark.parametrize("kind", SIZES)
 @BOTH
-def test_sizes(name, theirs, shape, kind):
-    x, argument = (
-        torch.randn(shape),
-        "normalized_shape" if "Layer" in name else "num_features",
-    )
-    options = {} if "Layer" in name else {"affine": True}
-    ours, plain = (
+def test_sizes(trial, kind):
+    last, x = "normalized_shape" in trial.known, torch.randn(trial.shape)
+    argument = "normalized_shape" if last else "num_features"
+    theirs, ours = makers(trial)
+    plain, found = (
         outcome(lambda: make(SIZES[kind], **options), x)
-        for make in (plainly(name), theirs)
+        for make in (theirs, ours)
+        for options in [{} if last else {"affine": True}]
     )
-    judged(plain, ours, argument, kind in PLAINLY_ONE)
-    if not isinstance(ours, Exception):
-        layer = plainly(name)(SIZES[kind])
-        kept = (
-            layer.normalized_shape if "Layer" in name else (layer.num_features,)
-        )
+    judged(plain, found, argument, kind in PLAINLY_ONE)
+    if not isinstance(found, Exception):
+        kept = getattr(ours(SIZES[kind]), argument)
+        kept = kept if last else (kept,)
         assert kept == (4,) and type(kept[0]) is int
 
 
@@ -309,7 +212,10 @@ def test_sizes_of_groups(which, kind):
     x = torch.randn(3, 4, 5)
     ours, plain = (
         outcome(lambda: make(**options()), x)
-        for make in (plainly("GroupNormalNorm"), nn.GroupNorm)
+        for make in (
+            functools.partial(C["GroupNormalNorm"], **PLAIN),
+            nn.GroupNorm,
+        )
     )
     # PyTorch took NumPy's flags as numbers later
     judged(plain, ours, which, kind in PLAINLY_ONE or kind == "np.bool")
@@ -367,29 +273,27 @@ NUMBERS = {
 @pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize("argument", ["eps", "momentum"])
 @BOTH
-def test_numbers(name, theirs, shape, argument, kind):
-    options, x = {argument: NUMBERS[kind]}, torch.randn(shape)
-    if argument == "momentum" and "Layer" in name:
-        return
-    if "Instance" in name:
-        options["track_running_stats"] = True
+def test_numbers(trial, argument, kind):
     # averages that are infinite or NaN
-    if argument == "momentum" and kind == "inf":
+    if argument not in trial.known or (argument, kind) == ("momentum", "inf"):
         return
-    ours, plain = (
-        outcome(lambda: make(4, **options), x)
-        for make in (plainly(name), theirs)
+    options, x = {argument: NUMBERS[kind]}, torch.randn(trial.shape)
+    if "track_running_stats" in trial.known:
+        options["track_running_stats"] = True
+    plain, ours = (
+        outcome(lambda: make(4, **options), x) for make in makers(trial)
     )
     judged(plain, ours, f"{argument}=")
 
 
 @pytest.mark.parametrize("value", ["x", "0.1", [0.1], 1j], ids=str)
-@pytest.mark.parametrize("name, theirs, shape", BATCH)
-def test_a_momentum_changed_later(name, theirs, shape, value):
-    layer = plainly(name)(4, track_running_stats=True)
-    layer.momentum = value
-    with pytest.raises(TypeError, match="momentum=.*expected"):
-        layer(torch.randn(shape))
+@BOTH
+def test_a_momentum_changed_later(trial, value):
+    if "momentum" in trial.known:
+        layer = trial.ours(**PLAIN)
+        layer.momentum = value
+        with pytest.raises(TypeError, match="momentum=.*expected"):
+            layer(torch.randn(trial.shape))
 
 
 SETTINGS = [

@@ -43,7 +43,7 @@ def test_compiles_without_breaks(name, options, sizes):
     without; compiled for one batch size, then once more for all others.
     """
     row = LAYERS[name]
-    layer = row.make(**options)
+    layer = row.ours(**options)
     torch.compiler.reset()
     backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
@@ -75,7 +75,7 @@ def test_noise_is_that_of_the_whole_batch_in_its_parts():
 @FOLLOWS
 @pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS)
 def test_export_in_evaluation(row):
-    layer, u = row.make().eval(), torch.randn(row.shape)
+    layer, u = row.ours().eval(), torch.randn(row.shape)
     torch.testing.assert_close(
         torch.export.export(layer, (u,)).module()(u), layer(u)
     )

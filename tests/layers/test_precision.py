@@ -18,10 +18,10 @@ from tests.state.record import exported
 
 C = exported()
 LARGEST = torch.finfo(torch.float16).max
-EVERY = {
-    **LAYERS,
-    "chain": lambda: C["BatchNormalNorm2d"](4, gaussianizer=Chain()),
-    "tails": lambda: C["LayerNormalNorm"](6, gaussianizer=Tail()),
+EVERY = {name: trial.ours for name, trial in LAYERS.items()}
+EVERY |= {
+    "chain": LAYERS["batch2"].having(gaussianizer=Chain()).ours,
+    "tails": LAYERS["layer"].having(gaussianizer=Tail()).ours,
     "folded": lambda: C["FoldedNormality"](
         torch.full((4,), 0.9), torch.ones(4), torch.ones(4)
     ),
@@ -126,86 +126,6 @@ def test_gradients_beyond_float16_are_infinite(name, backend):
 
 
 # ---- float64 ----------------------------------------------------------------
-
-PLAIN = {
-    "batch": (
-        lambda **o: nn.BatchNorm2d(4, **o),
-        lambda **o: C["BatchNormalNorm2d"](4, **o),
-    ),
-    "synchronized": (
-        lambda **o: nn.BatchNorm2d(4, **o),
-        lambda **o: C["SyncBatchNormalNorm"](4, **o),
-    ),
-    "decorrelated": (
-        lambda **o: nn.BatchNorm2d(4, **o),
-        lambda **o: C["DecorrelatedBatchNorm2d"](4, **o),
-    ),
-    "decorrelated normality": (
-        lambda **o: nn.BatchNorm2d(4, **o),
-        lambda **o: C["DecorrelatedBatchNormalNorm2d"](4, **o),
-    ),
-    "gaussianized": (
-        lambda **o: nn.BatchNorm2d(4, **o),
-        lambda **o: C["BatchNormalNorm2d"](4, gaussianizer=Chain(), **o),
-    ),
-    "instance": (
-        lambda **o: nn.InstanceNorm2d(4, **o),
-        lambda **o: C["InstanceNormalNorm2d"](4, **o),
-    ),
-    "group": (
-        lambda **o: nn.GroupNorm(2, 4, **o),
-        lambda **o: C["GroupNormalNorm"](2, 4, **o),
-    ),
-    "layer": (
-        lambda **o: nn.LayerNorm(6, **o),
-        lambda **o: C["LayerNormalNorm"](6, **o),
-    ),
-    "gaussianized layer": (
-        lambda **o: nn.LayerNorm(6, **o),
-        lambda **o: C["LayerNormalNorm"](6, gaussianizer=Tail(), **o),
-    ),
-}
-OPTIONS = [
-    {},
-    {"affine": False},
-    {"affine": True, "track_running_stats": True},
-    {"affine": False, "track_running_stats": False},
-    {"elementwise_affine": False},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", PLAIN)
-def test_float64_as_PyTorch(name, options):
-    theirs, ours = PLAIN[name]
-    fitting = {
-        "layer": "elementwise_affine" in options,
-        "group": "track_running_stats" not in options
-        and "elementwise_affine" not in options,
-    }
-    if options and not fitting.get(
-        name.split()[-1], "elementwise_affine" not in options
-    ):
-        return
-    for training in (True, False):
-        for made in (lambda f: f(**options), lambda f: f(**options).double()):
-            u, plain, layer = (
-                images().double(),
-                made(theirs).train(training),
-                made(ours).train(training),
-            )
-            try:
-                plain(u)
-            except RuntimeError as error:
-                assert "mixed dtype" in str(error)
-                with pytest.raises(
-                    TypeError,
-                    match=r"float64.*float32: expected one "
-                    r"precision.*\.to\(torch.float32\).*\.double\(\)",
-                ):
-                    layer(u)
-            else:
-                assert layer(u).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", SYNCHRONIZED)

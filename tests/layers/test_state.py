@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import normalnorm
-from normalnorm.layers.conversion import LayerNormalNorm2d, plain_state_dict
-from normalnorm.theory.gaussianizers import Chain
+from normalnorm.layers.conversion import plain_state_dict
 from normalnorm.theory.gradient import Power
 from tests.state import record
+from tools.references import Reference
+from tools.rows import trials
 
 FILES = sorted((Path(__file__).parents[1] / "state").glob("*.pt"))
 # Outputs are below 10 and computed in float64 by some tens of operations, none
@@ -159,125 +159,51 @@ def test_an_old_pickle_trains_as_it_did(name):
     )
 
 
-@pytest.mark.parametrize(
-    "make, shape",
-    [
-        (lambda: normalnorm.BatchNormalNorm1d(3, gaussianizer=Chain()), (8, 3)),
-        (lambda: normalnorm.LayerNormalNorm(3, alpha=0.5, steps=2), (8, 3)),
-        (lambda: normalnorm.DecorrelatedBatchNorm1d(3), (8, 3)),
-    ],
-)
-def test_a_new_pickle_of_a_module_computes_the_same(make, shape):
-    layer = make()
-    layer(torch.randn(shape))
-    again = pickle.loads(pickle.dumps(layer.eval()))
-    x = torch.randn(shape)
-    assert torch.equal(again(x), layer(x)) and repr(again) == repr(layer)
-    assert str(again.gaussianizer) == str(layer.gaussianizer)
-
-
 # ---- PyTorch's checkpoints --------------------------------------------------
 
-IMAGE, VOLUME = (2, 5, 3, 2), (2, 5, 1, 2, 3)
-TRACKED = dict(affine=True, track_running_stats=True)
+TWINS = [t for t in trials() if not isinstance(t.theirs(), Reference)]
+TWINS += [
+    t.having("half way", gaussianizer=Power(0.5))
+    for t in TWINS
+    if t.name in ("batch2", "layer")
+]
 
 
-def twins(theirs: str, ours: str, shape: tuple, *arguments, **options) -> tuple:
-    classes = record.exported()
-    return getattr(nn, theirs), classes[ours], arguments or (5,), options, shape
-
-
-PLAIN = {
-    "batch 1d": twins("BatchNorm1d", "BatchNormalNorm1d", (4, 5)),
-    "batch 2d": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE),
-    "batch 3d": twins("BatchNorm3d", "BatchNormalNorm3d", VOLUME),
-    "bare": twins("BatchNorm2d", "BatchNormalNorm2d", IMAGE, affine=False),
-    "instance 1d": twins(
-        "InstanceNorm1d", "InstanceNormalNorm1d", (2, 5, 7), **TRACKED
-    ),
-    "instance 2d": twins(
-        "InstanceNorm2d", "InstanceNormalNorm2d", IMAGE, **TRACKED
-    ),
-    "instance 3d": twins(
-        "InstanceNorm3d", "InstanceNormalNorm3d", VOLUME, **TRACKED
-    ),
-    "synchronized": twins("BatchNorm2d", "SyncBatchNormalNorm", IMAGE),
-    "decorrelated 1d": twins("BatchNorm1d", "DecorrelatedBatchNorm1d", (4, 5)),
-    "decorrelated 2d": twins("BatchNorm2d", "DecorrelatedBatchNorm2d", IMAGE),
-    "decorrelated normality 1d": twins(
-        "BatchNorm1d", "DecorrelatedBatchNormalNorm1d", (4, 5)
-    ),
-    "decorrelated normality 2d": twins(
-        "BatchNorm2d", "DecorrelatedBatchNormalNorm2d", IMAGE
-    ),
-    "synchronized decorrelated": twins(
-        "BatchNorm2d", "SyncDecorrelatedBatchNorm", IMAGE
-    ),
-    "synchronized decorrelated normality": twins(
-        "BatchNorm2d", "SyncDecorrelatedBatchNormalNorm", IMAGE
-    ),
-    "layer": twins("LayerNorm", "LayerNormalNorm", IMAGE, (3, 2)),
-    "layer 2d": twins("LayerNorm", "LayerNormalNorm2d", IMAGE),
-    "gaussianized layer": (
-        nn.LayerNorm,
-        lambda n: normalnorm.LayerNormalNorm(n, gaussianizer=Power(0.5)),
-        ((3, 2),),
-        {},
-        IMAGE,
-    ),
-    "group": twins("GroupNorm", "GroupNormalNorm", IMAGE, 5, 5),
-}
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_checkpoint_loads(name):
-    """Strictly, from a file, and computes the same: with λ = 1, and where λ is
-    that of the sample, without the transform."""
-    theirs, ours, arguments, options, shape = PLAIN[name]
-    plain, file = theirs(*arguments, **options), io.BytesIO()
-    with torch.no_grad():
-        for p in plain.parameters():
-            p.copy_(torch.rand_like(p) + 0.5)
-        if hasattr(plain, "running_mean"):
+@pytest.mark.parametrize("trial", TWINS, ids=str)
+def test_a_plain_checkpoint_loads(trial):
+    """Strictly, from a file, without the number of batches, as PyTorch wrote it
+    before 0.4.1, and in the place of a layer without memory; and computes the
+    same: with λ = 1, and where λ is that of the sample, without the transform.
+    """
+    for options in trial.modes().values():
+        plain, file = trial.theirs(**options), io.BytesIO()
+        with torch.no_grad():
+            for p in plain.parameters():
+                p.copy_(torch.rand_like(p) + 0.5)
             for seed in range(3):
-                plain(record.skewed(shape, seed).float())
-    torch.save(plain.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    layer = ours(*arguments, **options)
-    layer.load_state_dict(state, strict=True)
-    if not hasattr(plain, "running_mean"):
-        layer.alpha = 0.0
-    u = record.skewed(shape, 9)
-    if isinstance(layer, LayerNormalNorm2d):
-        expected = record.evaluated(plain, u.movedim(1, -1)).movedim(-1, 1)
-    else:
-        expected = record.evaluated(plain, u)
-    torch.testing.assert_close(record.evaluated(layer, u), expected, **ROUNDING)
-    if "decorrelated" in name:  # a covariance is none of the plain layer's
-        return
-    back = theirs(*arguments, **options)
-    back.load_state_dict(
-        plain_state_dict(layer.float().state_dict()), strict=True
-    )
-    for key, value in back.state_dict().items():
-        assert torch.equal(value, state[key]), key
-
-
-@pytest.mark.parametrize("older", [nn.BatchNorm2d, nn.InstanceNorm2d])
-def test_a_checkpoint_without_the_number_of_batches_loads(older):
-    "As PyTorch wrote it before 0.4.1: without a version."
-    state = dict(older(5, **TRACKED).state_dict())
-    del state["num_batches_tracked"]
-    ours = dict(
-        BatchNorm2d=normalnorm.BatchNormalNorm2d,
-        InstanceNorm2d=normalnorm.InstanceNormalNorm2d,
-    )
-    layer = ours[older.__name__](5, **TRACKED)
-    layer.load_state_dict(state, strict=True)
-    assert layer.num_batches_tracked == 0 and torch.equal(
-        layer.running_lambda, torch.ones(5)
-    )
+                plain(record.skewed(trial.shape, seed).float())
+        torch.save(plain.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        old = {k: v for k, v in state.items() if k != "num_batches_tracked"}
+        trial.ours(**options).load_state_dict(old, strict=True)
+        layer = trial.ours(**options, noise=0.0, device="meta")
+        layer.load_state_dict(state, strict=True, assign=True)
+        u = record.skewed(trial.shape, 9)
+        if getattr(plain, "running_mean", None) is None:
+            layer = trial.ours(**options, alpha=0.0, noise=0.0)
+            layer.load_state_dict(state)
+        torch.testing.assert_close(
+            record.evaluated(layer, u), record.evaluated(plain, u), **ROUNDING
+        )
+        if "decorrelated" in trial.name:  # a covariance is none of the plain's
+            continue
+        back = trial.theirs(**options)
+        back.load_state_dict(
+            plain_state_dict(layer.float().state_dict()), strict=True
+        )
+        for key, value in back.state_dict().items():
+            assert torch.equal(value, state[key]), key
 
 
 def test_the_two_batch_layers_of_the_power_transform_share_their_states():

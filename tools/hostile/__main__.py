@@ -1,0 +1,80 @@
+import argparse
+import json
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from normalnorm.experiments.results import processor
+from tools import hostile
+
+RECORD = Path(__file__).resolve().parents[2] / "results" / "hostile.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.hostile",
+        description=hostile.__doc__.split("\n")[0],
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="draw random cases for so long, instead of the table",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first random case; the next one has the next",
+    )
+    parser.add_argument(
+        "--every",
+        action="store_true",
+        help="all cases, not the selection of the tests",
+    )
+    parser.add_argument(
+        "--only", default="", help="cases whose name contains this"
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write the outcome to results/hostile.json",
+    )
+    given, start = parser.parse_args(), time.perf_counter()
+    if given.minutes is None:
+        found = hostile.run_cases(
+            case
+            for case in hostile.table(given.every)
+            if given.only in " · ".join(case)
+        )
+    else:
+        counts, failures, seed = Counter(), {}, given.seed
+        while time.perf_counter() - start < 60 * given.minutes:
+            some = hostile.run_cases(
+                {hostile.drawn(s) for s in range(seed, seed + 60)}
+            )
+            failures |= some.pop("failures")
+            counts.update(some)
+            seed += 60
+        found = {
+            **counts,
+            "failures": failures,
+            "seeds": [given.seed, seed - 1],
+        }
+    found |= {
+        "date": date.today().isoformat(),
+        "processor": processor(),
+        "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    written = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    if given.record:
+        RECORD.write_text(written, encoding="utf-8")
+    print(written)
+    return bool(found["failures"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
