@@ -312,8 +312,10 @@ def run(
             },
         }
         if measured:
-            test = (part[:few].to(device) for part in data["test"])
-            found |= instruments(model, *test, config["data"], **measured)
+            images, labels = (part[:few].to(device) for part in data["test"])
+            found |= instruments(
+                model, images, labels, config["data"], **measured
+            )
         return found | {"threads": torch.get_num_threads()}
 
 
