@@ -574,7 +574,7 @@ def verdicts(
     Example:
 
         >>> of = {"a": summarize([2.0, 2.2, 2.1]), "b": summarize([0.1, -0.1])}
-        >>> [v.word for v in verdicts(of, {"a": 1.0, "b": 1.0}).values()]
+        >>> [v.word for v in verdicts(of, {"a": 1.0}).values()]
         ['better', 'open']
     """
     many = [name for name in found if name != alone]

@@ -381,7 +381,7 @@ def _line(
     d = contrast(found, weights, metric)
     if len(d) < 2:
         return []
-    test = paired_test(np.zeros(len(d)), d)
+    test = paired_test([0.0] * len(d), d.tolist())
     s, bound = test.summary, recipe.negligible.get(metric)
     # decimals: percentages, or shares and losses
     large = max(np.abs(contrast(found, arm, metric)).max() for arm in weights)

@@ -188,7 +188,7 @@ def instruments(
 
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10),
         ...                       nn.BatchNorm1d(10))
-        >>> images, labels = load("digits", "test", first=20)
+        >>> images, labels = splits("digits", test=20)["test"]
         >>> found = instruments(model, images, labels, "digits", [1], 2, 0.1)
         >>> sorted(found), sorted(found["robust"])
         (['attenuation', 'gamma', 'robust'], ['fgsm', 'pgd'])
@@ -310,12 +310,13 @@ def run(
                 "before": {name: layer["r2"] for name, layer in before.items()},
                 "after": after,
             },
-            "threads": torch.get_num_threads(),
         }
         if measured:
-            test = (part[:few].to(device) for part in data["test"])
-            found |= instruments(model, *test, config["data"], **measured)
-    return found
+            images, labels = (part[:few].to(device) for part in data["test"])
+            found |= instruments(
+                model, images, labels, config["data"], **measured
+            )
+        return found | {"threads": torch.get_num_threads()}
 
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #aca56473
