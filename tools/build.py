@@ -174,6 +174,16 @@ def read_again(messages: str, root: Path = ROOT) -> None:
         (kept / "environment.pickle").unlink(missing_ok=True)
 
 
+# Without the parsers that jsonschema makes for seconds when it is imported, of
+# formats that nobody checks.
+JUPYTER_BOOK = """
+import sys
+sys.modules["rfc3987_syntax"] = None
+from jupyter_book.cli.main import main
+main()
+"""
+
+
 def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     """Render with Jupyter Book.
 
@@ -182,7 +192,9 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     finished = root / "_build" / "finished"
     finished.unlink(missing_ok=True)
     command = [
-        Path(sys.executable).parent / "jupyter-book",
+        sys.executable,
+        "-c",
+        JUPYTER_BOOK,
         "build",
         ".",
         "--warningiserror",

@@ -12,6 +12,7 @@ import hashlib
 import html
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from tools import api, folding, markup, records, typeset
@@ -915,6 +916,33 @@ def number_as_files() -> None:
     TocTreeCollectorWithStyles.assign_section_numbers = assign
 
 
+def one_tree_for_many_references() -> None:
+    """For each reference to a figure or a section Sphinx loads the whole page
+    that it leads to; the last ones are kept.
+    """
+    from sphinx.domains.std import StandardDomain
+
+    resolve = StandardDomain._resolve_numref_xref
+
+    class Kept:
+        "An environment whose pages are looked at, not changed."
+
+        def __init__(self, env):
+            self.env = env
+            self.get_doctree = lru_cache(maxsize=8)(env.get_doctree)
+
+        def __getattr__(self, name):
+            return getattr(self.env, name)
+
+    kept = lru_cache(1)(Kept)
+    if not hasattr(resolve, "resolve"):  # a second book in one process
+        resolve_kept = lambda self, env, *given: resolve(
+            self, kept(env), *given
+        )
+        resolve_kept.resolve = resolve
+        StandardDomain._resolve_numref_xref = resolve_kept
+
+
 def setup(app):
     app.connect("source-read", source_read)
     app.connect("doctree-read", colour_native)
@@ -930,6 +958,7 @@ def setup(app):
     app.add_source_parser(safe_parser(), override=True)
     app.setup_extension("tools.launch")
     number_as_files()
+    one_tree_for_many_references()
     own = "".join(
         Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         for name in "dialect api folding launch markup plain typeset".split()

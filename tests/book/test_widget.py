@@ -395,7 +395,7 @@ def figure(chapter, sliders, cases, wrong, number=0, button=None):
                     page, *answer = shown[i * (1 + len(clicks)) :][
                         : 1 + len(clicks)
                     ]
-                    page["data"] = json.loads(known[1])
+                    page["data"] = json.loads(known[1]) if known else {}
                     page["answer"] = answer[0] if answer else None
                     accepts(page, *case)
 

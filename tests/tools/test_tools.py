@@ -930,3 +930,20 @@ def test_the_newest_versions_are_without_pins():
         "torch==2.4.0",
         "scipy==1.11.1",
     ]
+
+
+def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
+    std = pytest.importorskip("sphinx.domains.std")
+    loaded, env = [], type("Environment", (), {"config": "numfig"})()
+    env.get_doctree = lambda name: loaded.append(name) or name
+    monkeypatch.setattr(
+        std.StandardDomain,
+        "_resolve_numref_xref",
+        lambda self, env, page: (env.get_doctree(page), env.config),
+    )
+    dialect.one_tree_for_many_references()
+    dialect.one_tree_for_many_references()  # of a second book
+    find = std.StandardDomain._resolve_numref_xref
+    found = [find(None, env, page) for page in "aba"]
+    assert found == [(page, "numfig") for page in "aba"]
+    assert loaded == ["a", "b"]
