@@ -470,11 +470,9 @@ def test_play_is_reported_at_the_first_steps_and_then_more_rarely():
 
 
 def test_errors_and_posteriors_at_the_ends():
-    assert (
-        estimation.mmse(points([3.0], [1.0]), 1.0)
-        == pytest.approx(0, abs=1e-12)
-        and estimation.mmse(laplace(variance=2.0), 0.0) == 2
-    )
+    assert estimation.mmse(points([3.0], [1.0]), 1.0) == pytest.approx(
+        0, abs=1e-12
+    ) and estimation.mmse(laplace(variance=2.0), 0.0) == pytest.approx(2)
     # a law cut off on both sides, given what is far more precise than it is
     # wide
     y = np.array([-180.0, -120.0, 3.0, 173.0, 176.0])
