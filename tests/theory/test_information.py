@@ -470,11 +470,9 @@ def test_play_is_reported_at_the_first_steps_and_then_more_rarely():
 
 
 def test_errors_and_posteriors_at_the_ends():
-    assert (
-        estimation.mmse(points([3.0], [1.0]), 1.0)
-        == pytest.approx(0, abs=1e-12)
-        and estimation.mmse(laplace(variance=2.0), 0.0) == 2
-    )
+    assert estimation.mmse(points([3.0], [1.0]), 1.0) == pytest.approx(
+        0, abs=1e-12
+    ) and estimation.mmse(laplace(variance=2.0), 0.0) == pytest.approx(2)
     # a law cut off on both sides, given what is far more precise than it is
     # wide
     y = np.array([-180.0, -120.0, 3.0, 173.0, 176.0])
@@ -560,6 +558,20 @@ def test_gaussian_information():
         independence.gaussian_information(np.eye(3)) == 0
         and independence.gaussian_information(np.ones((2, 2))) == math.inf
     )
+
+
+@pytest.mark.parametrize("rho", [0.5, -0.35])
+def test_the_least_dependent_law_has_its_marginals_and_correlation(rho):
+    x, p = np.array([-1.0, 0, 2]), np.array([0.5, 0.3, 0.2])
+    y, q = np.array([0.0, 1, 5]), np.array([0.2, 0.7, 0.1])
+    table = independence.least_dependent(x, p, y, q, rho)
+    assert table.sum(1) == pytest.approx(p, abs=1e-8)
+    assert table.sum(0) == pytest.approx(q, abs=1e-8)
+    u, v = (
+        (a - w @ a) / math.sqrt(w @ a**2 - (w @ a) ** 2)
+        for a, w in ((x, p), (y, q))
+    )
+    assert u @ table @ v == pytest.approx(rho, abs=1e-8)
 
 
 def test_negentropy():
