@@ -345,7 +345,6 @@ def test_committed_results_say_what_they_are():
             "processors.json",
             "torchattacks.json",
             "training-loop.json",
-            "wide-propagation.json",
         ):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue

@@ -81,16 +81,6 @@ def first_rows(of: Any, path: str) -> dict[str, list[float]]:
     return found
 
 
-def _shorter(setting: str, value: Any, ask: Callable[[Any], Any]) -> Callable:
-    "A witness that computes less, by a constant of its module."
-
-    def witness(of: Any) -> Any:
-        with patch.object(of, setting, value):
-            return ask(of)
-
-    return witness
-
-
 # by the name of a record; others with a module are rows
 WITNESSES: dict[str, Callable[[Any], Any]] = {
     "collapse": lambda of: [
@@ -128,13 +118,12 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for x, y in [of.growth.images("train", 100)]
         for norm in of.growth.NORMS
     ],
-    "wide propagation": _shorter(
-        "SEEDS",
-        1,
-        lambda of: [
-            of.curves("skips", norm) for norm in ("None", "LMBV", "Batch")
-        ],
-    ),
+    "wide-propagation": lambda of: [
+        of.wide_run(of.wide_propagation.arms("book")[f"skips, {norm}"], 0)[
+            "correlations"
+        ]
+        for norm in ("None", "LMBV", "Batch")
+    ],
 }
 
 
