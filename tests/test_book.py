@@ -341,7 +341,6 @@ def test_committed_results_say_what_they_are():
             "hostile.json",
             "kills.json",
             "neural-tangents.json",
-            "power-training.json",
             "processors.json",
             "torchattacks.json",
             "training-loop.json",

@@ -108,11 +108,12 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for case in of.chapter()["CASES"]
         if case.deep
     ],
-    "power in training": lambda of: [
-        five_steps(of.training_run, arm, 0)
-        for arm in of.ARMS
-        if arm not in of.STEEP
-    ],
+    # without those that take the curvature, for a minute, before they begin
+    "power-training": lambda of: {
+        arm: five_steps(of.run, config, 0)
+        for arm, config in of.power_training.arms("book").items()
+        if not config["leading"]
+    },
     "torchattacks": lambda of: [
         of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
         for x, y in [of.growth.images("train", 100)]
