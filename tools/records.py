@@ -84,9 +84,15 @@ def first_rows(of: Any, path: str) -> dict[str, list[float]]:
 # by the name of a record; others with a module are rows
 WITNESSES: dict[str, Callable[[Any], Any]] = {
     "collapse": lambda of: [
-        of.one_net(0, 64),
-        of.one_net(0, 64, normalize=of.grouped(8, 1.0)),
+        of.one_net(
+            of._images(of.collapse_nets.arms("book")["ReLU"]), 0, 30, 64, **how
+        )
+        for how in ({}, {"normalize": of._grouped(8, 1.0)})
     ],
+    "collapse-cures": lambda of: {
+        cure: of.run(config, 0)["p1"]
+        for cure, config in of.collapse_cures.arms("smoke").items()
+    },
     "covariance field": lambda of: [
         float(share)
         for norm, how in of.CASES.values()
