@@ -335,7 +335,6 @@ def test_committed_results_say_what_they_are():
             ) and all({"part"} < set(r) for r in row["rows"]), path.name
             continue
         if path.parent == ROOT / "results" and path.name in (
-            "early-training.json",
             "hessian.json",
             "hostile.json",
             "kills.json",

@@ -101,10 +101,12 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         )
         for share in layer
     ],
-    "early training": lambda of: {
+    "early-training": lambda of: {
         norm: [
             loss
-            for step, loss, _ in of.trained("residual", norm, 1e-2, 0, 5)
+            for step, loss, _ in of.trained(
+                of.early_training.arms("book")[f"residual, {norm}"], 1e-2, 0, 5
+            )
             if step
         ]
         for norm in of.LAYERS
