@@ -326,14 +326,6 @@ def changed(entry: dict[str, Any]) -> list[str]:
     return sorted(f for f in now if now[f] != known.get(f))
 
 
-def vouched(path: Path) -> bool:
-    "Whether nothing has changed since the record in a file was vouched for."
-    return any(
-        path == ROOT / "results" / entry["path"] and not changed(entry)
-        for entry in ledger().values()
-    )
-
-
 def older(shown: Iterable[str]) -> list[str]:
     "What to say of the stale records among the files that a page shows."
     found: dict[str, list[str]] = {}
