@@ -47,7 +47,7 @@ LEFT_OUT = {
     "map_peer models mutants native one_factor operators peers "
     "power_training proxy proxy_conversion proxy_paper proxy_recipe pruning "
     "real_folders recipes records results robustness same_bits state "
-    "traced train types unique_recipe wide_propagation",
+    "traced train types unique_recipe",
     "browser": "pages widget",
     "processes": "cli engines failures fsdp lab packaging private_names "
     "processors regnorm_parallel spread sync sync_decorrelated",

@@ -81,22 +81,18 @@ def first_rows(of: Any, path: str) -> dict[str, list[float]]:
     return found
 
 
-def _shorter(setting: str, value: Any, ask: Callable[[Any], Any]) -> Callable:
-    "A witness that computes less, by a constant of its module."
-
-    def witness(of: Any) -> Any:
-        with patch.object(of, setting, value):
-            return ask(of)
-
-    return witness
-
-
 # by the name of a record; others with a module are rows
 WITNESSES: dict[str, Callable[[Any], Any]] = {
     "collapse": lambda of: [
-        of.one_net(0, 64),
-        of.one_net(0, 64, normalize=of.grouped(8, 1.0)),
+        of.one_net(
+            of._images(of.collapse_nets.arms("book")["ReLU"]), 0, 30, 64, **how
+        )
+        for how in ({}, {"normalize": of._grouped(8, 1.0)})
     ],
+    "collapse-cures": lambda of: {
+        cure: of.run(config, 0)["p1"]
+        for cure, config in of.collapse_cures.arms("smoke").items()
+    },
     "covariance field": lambda of: [
         float(share)
         for norm, how in of.CASES.values()
@@ -105,10 +101,12 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         )
         for share in layer
     ],
-    "early training": lambda of: {
+    "early-training": lambda of: {
         norm: [
             loss
-            for step, loss, _ in of.trained("residual", norm, 1e-2, 0, 5)
+            for step, loss, _ in of.trained(
+                of.early_training.arms("book")[f"residual, {norm}"], 1e-2, 0, 5
+            )
             if step
         ]
         for norm in of.LAYERS
@@ -118,23 +116,23 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         for case in of.chapter()["CASES"]
         if case.deep
     ],
-    "power in training": lambda of: [
-        five_steps(of.training_run, arm, 0)
-        for arm in of.ARMS
-        if arm not in of.STEEP
-    ],
+    # without those that take the curvature, for a minute, before they begin
+    "power-training": lambda of: {
+        arm: five_steps(of.run, config, 0)
+        for arm, config in of.power_training.arms("book").items()
+        if not config["leading"]
+    },
     "torchattacks": lambda of: [
         of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
         for x, y in [of.growth.images("train", 100)]
         for norm in of.growth.NORMS
     ],
-    "wide propagation": _shorter(
-        "SEEDS",
-        1,
-        lambda of: [
-            of.curves("skips", norm) for norm in ("None", "LMBV", "Batch")
-        ],
-    ),
+    "wide-propagation": lambda of: [
+        of.wide_run(of.wide_propagation.arms("book")[f"skips, {norm}"], 0)[
+            "correlations"
+        ]
+        for norm in ("None", "LMBV", "Batch")
+    ],
 }
 
 
@@ -326,14 +324,6 @@ def changed(entry: dict[str, Any]) -> list[str]:
         hashes(files) if files else {}
     )
     return sorted(f for f in now if now[f] != known.get(f))
-
-
-def vouched(path: Path) -> bool:
-    "Whether nothing has changed since the record in a file was vouched for."
-    return any(
-        path == ROOT / "results" / entry["path"] and not changed(entry)
-        for entry in ledger().values()
-    )
 
 
 def older(shown: Iterable[str]) -> list[str]:

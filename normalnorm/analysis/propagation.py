@@ -13,6 +13,8 @@ __all__ = [
     "correlation",
     "disturbed",
     "layer_correlations",
+    "Added",
+    "draw",
 ]
 
 # %% ../../nbs/450_analysis.propagation.ipynb #450a0008
@@ -22,6 +24,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .gaussianity import normalizers
 from ..names import near
@@ -242,3 +245,48 @@ def layer_correlations(
     return {
         name: correlation(value, second[name]) for name, value in first.items()
     }
+
+
+class Added(nn.Module):
+    """A layer behind ReLU, added to its input: x + layer(ReLU(x)).
+
+    `layer`: gives what can be added.
+
+    Example:
+
+        >>> Added(nn.Identity())(torch.tensor([-1.0, 2.0]))
+        tensor([-1.,  4.])
+    """
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x.relu())
+
+
+def draw(model: nn.Module, seed: int) -> nn.Module:
+    """Gives the linear maps and convolutions of `model` normal weights of
+    variance 2/fan-in, and returns it; PyTorch's generator then goes on from
+    `seed`. Of weight norm the whole weight is drawn.
+
+    Source: He et al. (2015).
+
+    Example:
+
+        >>> model = draw(nn.Linear(1000, 100), seed=0)
+        >>> round(model.weight.std().item() ** 2 * 1000, 1)
+        2.0
+    """
+    torch.manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            weight = nn.init.kaiming_normal_(
+                torch.empty_like(module.weight), nonlinearity="relu"
+            )
+            # weight norm takes a weight apart when it is set
+            module.weight = (
+                weight if is_parametrized(module) else nn.Parameter(weight)
+            )
+    return model

@@ -335,17 +335,13 @@ def test_committed_results_say_what_they_are():
             ) and all({"part"} < set(r) for r in row["rows"]), path.name
             continue
         if path.parent == ROOT / "results" and path.name in (
-            "collapse.json",
-            "early-training.json",
             "hessian.json",
             "hostile.json",
             "kills.json",
             "neural-tangents.json",
-            "power-training.json",
             "processors.json",
             "torchattacks.json",
             "training-loop.json",
-            "wide-propagation.json",
         ):
             assert {"date", "processor", "torch"} <= set(row), path.name
             continue

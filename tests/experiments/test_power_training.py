@@ -1,72 +1,71 @@
-"""The rows on power in training, and the tool that makes them."""
+"""The recipes of power in training, and their rows."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-ROOT = Path(__file__).resolve().parents[2]
+from normalnorm.experiments.recipes import power_training as module
+from normalnorm.experiments.results import by_arm
+from normalnorm.layers.proxy_norm import ProxyNorm
+
+ROWS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_the_rows_are_of_the_size_that_the_text_says():
-    record = json.loads((ROOT / "results/power-training.json").read_text())
-    parts = record["parts"]
     training, rates = (
-        {
-            arm: [run["found"] for run in seeds.values()]
-            for arm, seeds in parts[name].items()
-        }
-        for name in ("training", "rates")
+        by_arm(name, out=ROWS) for name in ("power-training", "power-rates")
     )
-    assert set(training) == set(rates) and len(training) == 7
-    assert all(len(seeds) == 5 for seeds in training.values())
-    assert all(len(seeds) == 3 for seeds in rates.values())
-    assert (
-        sum(
-            run["cpu_seconds"]
-            for part in parts.values()
-            for seeds in part.values()
-            for run in seeds.values()
-        )
-        < 1800
-    )
+    every = [
+        row
+        for found in (training, rates)
+        for seeds in found.values()
+        for row in seeds
+    ]
+    assert sum(row["wall_seconds"] for row in every) < 1800
     for seeds in training.values():
         for run in seeds:
             for key in ("start", "epochs", "last"):
                 assert torch.tensor(run[key]).shape == (19, 4)
-            assert len(run["p1"]) == 1 + record["train"]["epochs"]
+            assert len(run["p1"]) == 1 + run["config"]["train"]["epochs"]
             # each mean over layers is that of the parts
             for key, at in (("start", 0), ("last", -1)):
                 mean = torch.tensor(run[key])[:, 0].mean().item()
                 assert mean == pytest.approx(run["p1"][at], abs=2e-4)
 
 
+def test_networks_are_what_their_arms_say():
+    "And have the same weights at the start."
+    arms = module.power_training.arms("book")
+    nets = {arm: module.network(config, 1) for arm, config in arms.items()}
+    for arm, net in nets.items():
+        found = list(net.modules())
+        assert any(isinstance(m, nn.BatchNorm2d) for m in found) == (
+            arm == "BN"
+        )
+        groups = {
+            "channels" if m.num_groups == m.num_channels else m.num_groups
+            for m in found
+            if isinstance(m, nn.GroupNorm)
+        }
+        wanted = {"L": {1}, "G": {4}, "I": {"channels"}, "B": set()}
+        assert groups == wanted[arm[0]]
+        assert any(isinstance(m, ProxyNorm) for m in found) == ("PN" in arm)
+        weight = net.stem.weight
+        standardized = abs(weight[0].mean().item()) < 1e-6
+        assert standardized == (arm == "LN+WS")
+        if not standardized:
+            assert torch.equal(weight, nets["BN"].stem.weight)
+
+
 @pytest.mark.book
-def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
-    tool = pytest.importorskip(
-        "tools.power_training", reason="the book's tools are not installed"
-    )
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(tool, "RECORD", tmp_path / "power-training.json")
-    monkeypatch.setattr(tool, "ARMS", {"LN+WS": tool.ARMS["LN+WS"]})
-    monkeypatch.setattr(tool, "TRAIN", tool.TRAIN | {"epochs": 1})
-    monkeypatch.setattr(tool, "IMAGES", 256)
-    monkeypatch.setattr(tool, "SEEDS", 1)
-    try:
-        assert tool.main(["--only", "training"]) == 0
-        made = json.loads(tool.RECORD.read_text())
-        tool.main(["--only", "training"])  # nothing is done twice
-        assert json.loads(tool.RECORD.read_text()) == made
-        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
-        with pytest.raises(SystemExit):
-            tool.main(["--only", "training"])
-    finally:
-        torch.set_num_threads(threads)
-    found = made["parts"]["training"]["LN+WS"]["0"]["found"]
-    kept = json.loads((ROOT / "results/power-training.json").read_text())
-    kept = kept["parts"]["training"]["LN+WS"]["0"]["found"]
-    # the weights at the start depend on the seed alone
+def test_a_short_run_begins_as_the_rows_do():
+    "The weights at the start depend on the seed alone."
+    config = module.power_training.arms("book")["LN+WS"]
+    short = {"images": 256, "train": config["train"] | {"epochs": 1}}
+    found = module.run(config | short, seed=0)
+    kept = by_arm("power-training", out=ROWS)["LN+WS"][0]
     torch.testing.assert_close(
         torch.tensor(found["start"]),
         torch.tensor(kept["start"]),

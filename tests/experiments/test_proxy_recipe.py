@@ -19,7 +19,6 @@ from normalnorm.experiments.recipes.proxy import (
 )
 from normalnorm.layers.families import is_layer
 from normalnorm.layers.proxy_norm import ProxyNorm
-from tools import power_training
 
 RECIPES = (proxy, proxy_deep, module.proxy_cifar100)
 
@@ -81,8 +80,6 @@ def test_committed_rows_are_of_200_quantiles():
             for config in recipe.scales["smoke"].values()
             if config["norm"]["proxy"]
         ),
-        power_training.network("LN+PN", 0),
-        power_training.network("GN+PN", 0),
     ]
     found = [m.samples for model in models for m in of_kind(model, ProxyNorm)]
     assert len(found) > 100 and set(found) == {200}

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from test_real_folders import COUNT, as_downloaded, made
 from torch import nn
 
-from normalnorm.experiments import data, hub, models
+from normalnorm.experiments import data, hub, models, results
 from normalnorm.experiments.recipes import language, unique
 from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
 from normalnorm.layers.regnorm import PreRegNormConv2d, RegNormConv2d
+from tests.experiments.test_real_folders import COUNT, as_downloaded, made
 
 IMAGES = (unique.unique, unique.unique_resnet50, unique.unique_resnet101)
 TEXTS = (language.language_recurrent, language.language_transformer)
@@ -235,3 +235,28 @@ def test_two_steps_on_a_folder_of_text(tmp_path, monkeypatch):
     )
     assert 4 < found["metrics"]["loss_last"] < 7
     assert data.info("lm1b").classes == data.info(config["data"]).classes
+
+
+def test_the_wide_network_before_training(monkeypatch):
+    "26 layers, of which its committed rows are, with weight norm or without."
+    seen, measure = [], unique.layer_correlations
+
+    def watched(model, *how):
+        seen.append(model)
+        return measure(model, *how)
+
+    monkeypatch.setattr(unique, "layer_correlations", watched)
+    for norm in ("Layer", "Weight"):
+        arm = f"skipless, {norm}"
+        found = unique.wide_run(unique.wide_propagation.arms("book")[arm], 0)
+        kept = results.by_arm("wide-propagation")[arm][0]["correlations"]
+        assert len(kept) == 25
+        assert found["correlations"] == pytest.approx(kept, abs=2e-3)
+        convolutions = [
+            m for m in seen.pop().modules() if isinstance(m, nn.Conv2d)
+        ]
+        assert len(convolutions) == 25  # 24 in the blocks and the stem
+        assert all(
+            nn.utils.parametrize.is_parametrized(m) == (norm == "Weight")
+            for m in convolutions
+        )

@@ -1,18 +1,19 @@
 """Random nets and their collapse: shapes, devices of chance, errors, and the
-tool that makes the committed rows. What they compute is checked by the claims
+committed rows. What they compute is checked by the claims
 of the chapter.
 """
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from normalnorm.experiments.recipes import random_nets
+from normalnorm.experiments.results import by_arm
 from normalnorm.theory import collapse
 
-ROOT = Path(__file__).resolve().parents[2]
+ROWS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_rate():
@@ -191,57 +192,47 @@ def test_shares_of_nothing_and_of_constants():
 
 
 def test_the_rows_are_of_the_size_that_the_text_says():
-    record = json.loads((ROOT / "results/collapse.json").read_text())
-    assert record["depth"] == 30 and record["images"] == 16
-    parts = {name: part["found"] for name, part in record["parts"].items()}
-    for found in parts["widths"].values():
-        assert {w: f["nets"] for w, f in found.items()} == {
-            "64": 256,
-            "128": 128,
-            "256": 64,
-            "512": 32,
-        }
-    assert all(
-        f["nets"] == 16 and len(f["p1"]) == 30 for f in parts["kinds"].values()
-    )
-    assert sum(p["cpu_seconds"] for p in record["parts"].values()) < 900
-    for found in (*parts["kinds"].values(), *parts["widths"]["ReLU"].values()):
-        total = [sum(p) for p in zip(*(found[f"p{k}"] for k in range(1, 5)))]
+    made = {
+        arm: row
+        for name in ("collapse", "collapse-cures")
+        for arm, (row,) in by_arm(name, out=ROWS).items()
+    }
+    for width, nets in {64: 256, 128: 128, 256: 64, 512: 32}.items():
+        for kind in ("ReLU", "identity"):
+            assert made[f"{kind}, width {width}"]["nets"] == nets
+    for row in made.values():
+        assert row["nets"] == row["config"]["nets"] >= 16
+        assert len(row["p1"]) == row["config"]["depth"] == 30
+        assert row["config"]["images"] == 16
+    seconds = [
+        row["wall_seconds"]
+        for row in (
+            *made.values(),
+            *sum(by_arm("collapse-training", out=ROWS).values(), []),
+        )
+    ]
+    assert sum(seconds) < 900
+    for arm in random_nets.KINDS:
+        total = [
+            sum(p) for p in zip(*(made[arm][f"p{k}"] for k in range(1, 5)))
+        ]
         assert all(t < 1.01 for t in total)
 
 
 @pytest.mark.book
-def test_the_tool_measures_again_what_the_rows_have(monkeypatch, tmp_path):
-    tool = pytest.importorskip(
-        "tools.collapse", reason="the book's tools are not installed"
-    )
-    monkeypatch.setattr(tool, "RECORD", tmp_path / "collapse.json")
-    monkeypatch.setattr(tool, "VARIANTS", 2)
-    monkeypatch.setattr(tool, "DEPTH", 3)
-    monkeypatch.setattr(tool, "KINDS", {"ReLU": tool.KINDS["ReLU"]})
-    threads = torch.get_num_threads()
-    try:
-        assert tool.main(["--only", "kinds"]) == 0
-        made = json.loads(tool.RECORD.read_text())
-        tool.main(["--only", "kinds"])  # nothing is done twice
-        assert json.loads(tool.RECORD.read_text()) == made
-        monkeypatch.setattr(tool.parts, "code", lambda *of: "other")
-        with pytest.raises(SystemExit):
-            tool.main(["--only", "kinds"])
-    finally:
-        torch.set_num_threads(threads)
-    found = made["parts"]["kinds"]["found"]["ReLU"]
+def test_few_networks_are_like_those_of_the_rows():
+    config = random_nets.collapse_nets.arms("book")["ReLU"]
+    found = random_nets.run(config | {"depth": 3, "nets": 2}, 0)
     assert found["nets"] == 2 and len(found["p1"]) == len(found["left"]) == 3
-    kept = json.loads((ROOT / "results/collapse.json").read_text())
-    kept = kept["parts"]["kinds"]["found"]["ReLU"]
+    (kept,) = by_arm("collapse", out=ROWS)["ReLU"]
     for mean, whole, sd in zip(found["p1"], kept["p1"], kept["p1_sd"]):
         assert abs(mean - whole) < 4 * sd + 1e-4
 
 
 def test_rows_of_the_cures():
-    record = json.loads((ROOT / "results/collapse.json").read_text())
-    found = record["parts"]["cures"]["found"]
-    assert set(found) == {"LN", "LN+PN", "GN+PN", "IN"}
+    found = {
+        cure: row for cure, (row,) in by_arm("collapse-cures", out=ROWS).items()
+    }
     for row in found.values():
         assert row["nets"] == 32 and len(row["p1_most"]) == 30
         for parts in zip(*(row[f"p{k}"] for k in range(1, 5))):

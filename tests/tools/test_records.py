@@ -184,7 +184,9 @@ def test_a_page_says_of_which_day_its_record_is(monkeypatch):
     marked = dialect.mark_older(cells, ["results/pruning/book/rows.jsonl"])
     assert len(marked) == 3
     assert "on 2026-11-23 with code" in marked[1]["source"]
-    assert dialect.mark_older(cells, ["results/collapse.json"]) is cells
+    assert (
+        dialect.mark_older(cells, ["results/collapse/book/rows.jsonl"]) is cells
+    )
 
 
 def test_five_steps_are_five():

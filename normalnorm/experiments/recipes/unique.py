@@ -15,8 +15,10 @@ __all__ = [
     "unique_batches",
     "unique_rates",
     "unique_depths",
+    "wide_propagation",
     "unique_model",
     "run",
+    "wide_run",
 ]
 
 # %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0007
@@ -24,11 +26,14 @@ import math
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
+from ...analysis.propagation import layer_correlations
 from .. import models
 from ..augmentation import augmentation
-from ..data import SPLITS, dataset, info
+from ..data import SPLITS, dataset, info, load
 from ..networks.residual import fan_out_normal
 from ..optimization import Settings
 from normalnorm.experiments.results import (
@@ -509,4 +514,115 @@ unique_depths = _sweep(
     (("None, 28", "Batch, 28"),),
     {"model": "small_wrn_skipless"},
     "about 30 CPU minutes a seed",
+)
+
+
+# %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0034
+def wide_run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+) -> dict[str, Any]:
+    """Two disturbed copies of a minibatch in a network that is not trained.
+
+    Returns `correlations`, what goes into each activation of the one copy with
+    that of the other, and `metrics`: the last of them.
+
+    `config`: of an arm; `seed`: of weights, images and noise; `arm`: its name,
+    which changes nothing; `device`: as for `train`; `checkpoint`, `progress`:
+    not used.
+
+    Example:
+
+        >>> config = wide_propagation.arms("smoke")["skips, Layer"]
+        >>> len(wide_run(config, seed=0)["correlations"])
+        7
+    """
+    with one_thread(device):
+        net = unique_model(config, seed)
+        if config["weight_norm"]:
+            for module in list(net.modules()):
+                if isinstance(module, nn.Conv2d):
+                    weight_norm(module)
+        x, _ = load(config["data"], "train", config["images"], draw=seed)
+        places = [
+            f"stages.{i}.norm{k}"
+            for i in range(len(net.stages))
+            for k in (1, 2)
+        ] + ["norm"]
+        seen = layer_correlations(
+            net.to(device), x.to(device), config["sigma"], seed, places
+        )
+        correlations = [round(seen[name], 5) for name in places]
+        return {
+            "metrics": {"last": correlations[-1]},
+            "correlations": correlations,
+            "threads": torch.get_num_threads(),
+        }
+
+
+_WIDE = (
+    "None",
+    "Weight",
+    "Layer",
+    "RegNorm",
+    "LMBV",
+    "PreLayerNorm",
+    "BMLV",
+    "Batch",
+)
+
+
+def _wide_arms(
+    networks: dict[str, str], model_arguments: dict[str, Any], **common: Any
+) -> dict[str, dict[str, Any]]:
+    '"network, normalizer" → configuration.'
+    return {
+        f"{kind}, {norm}": {
+            **common,
+            "draw": True,
+            "model": model,
+            "model_arguments": model_arguments,
+            "norm": {"kind": "None" if norm == "Weight" else norm},
+            "weight_norm": norm == "Weight",
+        }
+        for kind, model in networks.items()
+        for norm in _WIDE
+    }
+
+
+wide_propagation = Recipe(
+    name="wide-propagation",
+    title="how alike are two disturbed minibatches in the paper's network?",
+    claims=(),
+    scales={
+        "smoke": _wide_arms(
+            {"skipless": "small_wrn_skipless", "skips": "small_wrn"},
+            _SMOKE["model_arguments"],
+            data="digits",
+            images=16,
+            sigma=0.3,
+        ),
+        "book": _wide_arms(
+            {"skipless": "wrn28-2_skipless", "skips": "wrn28-2"},
+            {"channels": 1},
+            data="fashion",
+            images=64,
+            sigma=0.3,
+        ),
+    },
+    run=wide_run,
+    columns={"last": "correlation before the last activation"},
+    compare=tuple(
+        (f"{kind}, Batch", f"{kind}, PreLayerNorm")
+        for kind in ("skipless", "skips")
+    ),
+    seeds={"smoke": 1, "book": 4},
+    cost={"smoke": "seconds", "book": "half a CPU minute a seed"},
+    tuned_on="nothing",
+    exploratory="networks with random weights; criteria stand in the chapter "
+    "that shows them",
 )
