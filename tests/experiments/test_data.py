@@ -38,6 +38,7 @@ from tests.experiments.known import ROOT, python
 from tests.peers import FOLLOWS, installed
 
 FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
+pytestmark = pytest.mark.usefixtures("no_hub")
 SHIPPED = ("fashion", "digits")
 COLOUR = data.Info(
     "colour",
@@ -678,28 +679,6 @@ needs_datasets = pytest.mark.skipif(
     reason='pip install ".[experiments]"',
 )
 IMAGE_SETS = [name for name, entry in hub.ENTRIES.items() if entry.mean]
-SIDES = {
-    "stl10": 96,
-    "tinyimagenet": 64,
-    "cifar10": 32,
-    "cifar100": 32,
-    "svhn": 32,
-}
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    "No hub, no cache of an earlier test, no folder of the user."
-    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
-    if datasets:
-        datasets.disable_progress_bars()
-        datasets.utils.logging.set_verbosity(50)
-        monkeypatch.setattr(
-            datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache"
-        )
-        monkeypatch.setattr(hub, "_reachable", lambda library: False)
-    for cached in (hub._small, hub._fingerprint, mnist1d._whole, idx._fashion):
-        cached.cache_clear()
 
 
 def encoded(pixels, form="PNG", mode=None):
@@ -710,74 +689,54 @@ def encoded(pixels, form="PNG", mode=None):
     return {"bytes": file.getvalue(), "path": None}
 
 
-def pixels_of(name, count, seed=0):
-    side = SIDES.get(name)
-    random = np.random.default_rng(seed)
+def pixels_of(side, count):
+    "Images of that side, or each of a size of its own."
+    random = np.random.default_rng(0)
+    sizes = random.integers(40, 70, (count, 2))
     return [
-        random.integers(
-            0,
-            256,
-            (side, side, 3)
-            if side
-            else (random.integers(40, 70), random.integers(40, 70), 3),
-            dtype=np.uint8,
-        )
-        for _ in range(count)
+        random.integers(0, 256, (side or h, side or w, 3), dtype=np.uint8)
+        for h, w in sizes
     ]
 
 
-def columns_of(name, labels, images, classes=None):
-    "Rows and features as the hub has them: all columns, with their types."
-    entry = hub.ENTRIES[name]
-    kind = datasets.ClassLabel(num_classes=classes or len(entry.classes))
-    rows, features = (
-        {entry.image: images, entry.label: labels},
-        {entry.image: datasets.Image(), entry.label: kind},
-    )
-    if name == "cifar100":
-        rows["coarse_label"], features["coarse_label"] = (
-            [label // 5 for label in labels],
-            datasets.ClassLabel(num_classes=20),
-        )
-    if name == "caltech101":
-        rows["filename"], features["filename"] = (
-            [f"image_{i:04}.jpg" for i in range(len(labels))],
-            datasets.Value("string"),
-        )
-    return datasets.Dataset.from_dict(
-        rows, features=datasets.Features(features)
-    )
+def parquet(folder, rows, files, images=None, classes=None):
+    """Files of these rows, as they are; `images`: the column that holds them;
+    `classes`: their number, where labels are of the library's own type.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = datasets.Dataset.from_dict(rows)
+    if images:
+        whole = whole.cast_column(images, datasets.Image())
+    if classes:
+        kind = datasets.ClassLabel(num_classes=classes)
+        whole = whole.cast_column("label", kind)
+    for file in files:
+        whole.to_parquet(folder / f"{file}.parquet")
 
 
 def write(
     folder,
-    name,
+    name="cifar10",
     count=60,
     classes=None,
     label=lambda i, n: i * 7 % n,
     damage=None,
 ):
     """A folder as `hf download` leaves it: parquet files, for SVHN in the
-    folder of their configuration, training files in two pieces.
+    folder of their configuration.
     """
     entry = hub.ENTRIES[name]
-    inside = Path(folder) / (entry.config or "data")
-    inside.mkdir(parents=True)
-    made = {}
-    for number, source in enumerate(entry.examples):
-        pixels = pixels_of(name, count, number)
-        labels = [label(i, len(entry.classes)) for i in range(count)]
-        images = [encoded(p) for p in pixels]
-        if damage:
-            images[17] = damage(images[17])
-        whole = columns_of(name, labels, images, classes)
-        pieces = 2 if source == "train" else 1
-        for piece in range(pieces):
-            whole.shard(pieces, piece, contiguous=True).to_parquet(
-                inside / f"{source}-{piece:05}-of-{pieces:05}.parquet"
-            )
-        made[source] = (pixels, labels)
-    return made
+    images = [encoded(p) for p in pixels_of(entry.side, count)]
+    if damage:
+        images[17] = damage(images[17])
+    labels = [label(i, len(entry.classes)) for i in range(count)]
+    parquet(
+        folder / (entry.config or "data"),
+        {entry.image: images, "label": labels},
+        [f"{source}-00000-of-00001" for source in entry.examples],
+        entry.image,
+        classes or len(entry.classes),
+    )
 
 
 @needs_datasets
@@ -788,7 +747,7 @@ def test_the_identity_changes_with_labels_and_images(tmp_path):
         "c": {"damage": lambda _: encoded(np.zeros((32, 32, 3), np.uint8))},
         "d": {"count": 29},
     }.items():
-        write(tmp_path / folder, "cifar10", **given)
+        write(tmp_path / folder, **given)
     found = [
         data.data_hash("cifar10", folder=tmp_path / folder, partial=True)
         for folder in "abcda"
@@ -797,23 +756,21 @@ def test_the_identity_changes_with_labels_and_images(tmp_path):
     assert found[0] == found[4]
 
 
-def parquet(folder, rows, sources=("train", "test"), images=None):
-    "A folder of these rows, as they are; `images`: the column that holds them."
-    folder.mkdir(exist_ok=True)
-    whole = datasets.Dataset.from_dict(rows)
-    if images:
-        whole = whole.cast_column(images, datasets.Image())
-    for source in sources:
-        whole.to_parquet(folder / f"{source}.parquet")
-
-
-def labelled(folder, labels):
-    images = [encoded(p) for p in pixels_of("cifar10", 2)]
-    parquet(folder, {"img": images, "label": labels}, images="img")
-
-
 def wrong(**given):
-    return lambda folder: write(folder, "cifar10", **given)
+    return lambda folder: write(folder, **given)
+
+
+def labelled(*labels):
+    def make(folder):
+        images = [encoded(p) for p in pixels_of(32, 2)]
+        rows = {"img": images, "label": labels}
+        parquet(folder, rows, ["train"], "img")
+
+    return make
+
+
+def without_images(name, split="train"):
+    return lambda folder: parquet(folder, {name: [1], "label": [1]}, [split])
 
 
 FAULTS = [
@@ -832,24 +789,24 @@ FAULTS = [
         "row 17 has 31 × 32 pixels, expected 32 × 32",
     ),
     (
-        lambda folder: labelled(folder, [0, 10]),
+        labelled(0, 10),
         "0 to 10, expected whole numbers 0 to 9",
     ),
-    (lambda folder: labelled(folder, [-1, 3]), "-1 to 3"),
+    (labelled(-1, 3), "-1 to 3"),
     (
-        lambda folder: labelled(folder, [0.5, 1.0]),
+        labelled(0.5, 1.0),
         "float.., expected whole numbers",
     ),
     (
-        lambda folder: parquet(folder, {"picture": [1], "label": [1]}),
+        without_images("picture"),
         "the columns are picture, label; expected img and label",
     ),
     (
-        lambda folder: parquet(folder, {"img": [1], "label": [1]}),
+        without_images("img"),
         "expected encoded images",
     ),
     (
-        lambda folder: parquet(folder, {"img": [1], "label": [1]}, ["test"]),
+        without_images("img", "test"),
         "no readable split 'train'.*train-.*parquet",
     ),
     (
@@ -874,7 +831,7 @@ def test_sets_that_are_not_what_they_should_be_are_refused(
 @pytest.mark.parametrize("keep", [0.5, 0.99, 0.0])
 def test_a_parquet_file_cut_short_is_refused(keep, tmp_path):
     write(tmp_path / "svhn", "svhn")
-    file = tmp_path / "svhn" / "cropped_digits" / "train-00001-of-00002.parquet"
+    file = tmp_path / "svhn" / "cropped_digits" / "train-00000-of-00001.parquet"
     file.write_bytes(file.read_bytes()[: int(keep * file.stat().st_size)])
     with pytest.raises(
         data.DataError, match="svhn: .*(no readable split|damaged or cut short)"
@@ -936,7 +893,7 @@ def test_without_a_library_the_error_says_what_to_install(
 
 @needs_datasets
 def test_grey_transparent_and_four_colour_images_become_rgb():
-    pixels = pixels_of("cifar10", 1)[0]
+    (pixels,) = pixels_of(32, 1)
     for mode, form in (
         ("L", "PNG"),
         ("RGBA", "PNG"),
@@ -1017,27 +974,25 @@ def test_threads_may_share_a_split(tmp_path):
 # ---- streams ----
 
 
-def write_stream(folder, name, counts=(23, 4, 31), spoil=None):
+def write_stream(folder, name, counts=(23, 4, 31)):
+    "Files of as many examples, which tell their number."
     entry = hub.ENTRIES[name]
-    inside = folder / (entry.config or "data")
-    inside.mkdir(parents=True)
     for source in entry.examples:
-        number = 0
         for file, count in enumerate(counts):
-            numbers = list(range(number, number + count))
-            number += count
+            start = sum(counts[:file])
+            numbers = list(range(start, start + count))
+            rows = {"text": [f"{source} {n} ü" for n in numbers]}
             if entry.mean:
-                rows = columns_of(
-                    name,
-                    numbers,
-                    [encoded(np.full((9, 8, 3), n, np.uint8)) for n in numbers],
-                )
-            else:
-                rows = datasets.Dataset.from_dict(
-                    {"text": [f"{source} {n} ü" for n in numbers]}
-                )
-            rows.to_parquet(
-                inside / f"{source}-{file:05}-of-{len(counts):05}.parquet"
+                images = [np.full((9, 8, 3), n, np.uint8) for n in numbers]
+                rows = {
+                    "image": [encoded(p) for p in images],
+                    "label": numbers,
+                }
+            parquet(
+                folder / (entry.config or "data"),
+                rows,
+                [f"{source}-{file:05}-of-{len(counts):05}"],
+                "image" if entry.mean else None,
             )
 
 
@@ -1065,20 +1020,22 @@ def test_faults_in_a_stream_are_named(tmp_path):
         encoded(np.zeros((9, 9, 3), np.uint8)),
         {"bytes": b"GIF89a", "path": None},
     ]
-    columns_of("imagenet", [5, 6], images).to_parquet(tmp_path / "damaged")
+    rows = {"image": images, "label": [5, 6]}
+    parquet(tmp_path, rows, ["damaged"], "image")
     for content, words in (
-        ((tmp_path / "damaged").read_bytes(), "row 24 cannot be decoded"),
+        ((tmp_path / "damaged.parquet").read_bytes(), "row 24 cannot be decod"),
         (
             files[2].read_bytes()[:-300] + b"\0" * 300,
             "cannot be read on after example 23|no readable split",
         ),
     ):
         files[1].write_bytes(content)
-        stream = lambda: streams.images(
-            "imagenet", "train", 4, None, tmp_path / "imagenet", size=7
-        )
         with pytest.raises(data.DataError, match=words):
-            list(stream())
+            list(
+                streams.images(
+                    "imagenet", "train", 4, None, tmp_path / "imagenet", size=7
+                )
+            )
 
 
 @needs_datasets
@@ -1110,7 +1067,7 @@ def test_what_cannot_be_streamed_is_said(ask, words):
 def test_labels_in_a_stream_are_checked(tmp_path):
     images = [encoded(np.zeros((8, 8, 3), np.uint8))] * 3
     rows = {"image": images, "label": [0, -1, 2]}
-    parquet(tmp_path / "set", rows, ["train"], images="image")
+    parquet(tmp_path / "set", rows, ["train"], "image")
     stream = streams.images(
         "imagenet", "train", 2, None, tmp_path / "set", size=7
     )

@@ -19,6 +19,7 @@ datasets = pytest.importorskip(
 if importlib.util.find_spec("PIL") is None:
     pytest.skip('pip install ".[experiments]"', allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("no_hub")
 COUNT = 60  # ImageNet holds every fiftieth out
 IMAGES = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 STREAMED = [name for name in IMAGES if not hub.ENTRIES[name].held_out]
@@ -33,19 +34,6 @@ STORED = {
     "food101": ("JPEG", "data"),
     "imagenet": ("JPEG", "data"),
 }
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    "No hub, no cache of an earlier test, no folder of the user."
-    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
-    datasets.disable_progress_bars()
-    monkeypatch.setattr(
-        datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache"
-    )
-    monkeypatch.setattr(hub, "_reachable", lambda library: False)
-    for cached in (hub._small, hub._fingerprint):
-        cached.cache_clear()
 
 
 def picture(name, form, number):

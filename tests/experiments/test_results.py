@@ -1074,14 +1074,12 @@ def test_papers_numbers_stand_beside_with_their_source(tmp_path):
 
 
 def test_compare_two_arms_and_two_folders(tmp_path, listed):
-    def run(config, seed, arm, **_):
-        return {"metrics": {"score": KNOWN[arm][seed], "always": 1.0}}
+    more, one, two = 0.0, tmp_path / "one", tmp_path / "two"
 
-    def otherwise(config, seed, arm, **_):
-        score = KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1)
+    def run(config, seed, arm, **_):
+        score = KNOWN[arm][seed] + more * (arm == "b" and seed > 1)
         return {"metrics": {"score": score, "always": 1.0}}
 
-    one, two = tmp_path / "one", tmp_path / "two"
     results.run_recipe(listed(known_recipe(run)), "smoke", out=one)
     d = np.subtract(KNOWN["b"], KNOWN["a"])
     for arms, said in (
@@ -1094,7 +1092,8 @@ def test_compare_two_arms_and_two_folders(tmp_path, listed):
         assert said in tables.compare(*arms, "smoke", one)
     with pytest.raises(ValueError, match="has the seeds none at scale book"):
         tables.compare("known/a", "known/b", "book", one)
-    results.run_recipe(known_recipe(otherwise), "smoke", seeds=3, out=two)
+    more = 0.5
+    results.run_recipe(known_recipe(run), "smoke", seeds=3, out=two)
     text = " ".join(tables.compare(str(one), str(two)).split())
     for part in (
         "6 common runs; only in one of them: 2 and 0",
