@@ -15,6 +15,7 @@ from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes import first, given_noise, proxy
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
+from normalnorm.experiments.statistics import detection_power
 from tests.experiments.known import ROOT
 
 SCALES = [
@@ -33,11 +34,17 @@ COMMITTED = sorted(
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_all_runs_of_a_committed_recipe_are_there(name):
-    "Each arm and seed of its present configuration, and none besides."
-    jobs = results.plan(name, "book", out=ROOT / "results")
-    found = results.scan(results.find(name), "book", ROOT / "results")
+    """Each arm and seed of its present configuration, and none besides. One
+    seed of it is its first.
+    """
+    recipe, out = results.find(name), ROOT / "results"
+    found = results.scan(recipe, "book", out)
     assert found.problems == []
-    assert {job.path for job in jobs} == set(found.rows)
+    assert {job.path for job in results.plan(name, "book", out=out)} == set(
+        found.rows
+    )
+    one = {job.seed for job in results.plan(name, "book", 1, out)}
+    assert one == {recipe.seeds_at("book")[0]}
 
 
 def test_the_caption_says_what_was_tuned():
@@ -92,28 +99,25 @@ def test_arms_differ_by_transform_and_noise_only(arms):
 def test_the_paper_scale_is_what_the_authors_published():
     arms = first_experiment.scales["paper"]
     steps = {"schedule": "steps", "milestones": [60, 120, 180], "epochs": 200}
-    residual, vit = arms["ResNet BNN"], arms["ViT LNN"]
-    assert (residual["model"], residual["data"]) == (
-        "cifar_resnet18",
-        "cifar10",
-    )
-    assert residual["train"] == {
-        **steps,
-        "batch": 128,
-        "lr": 0.1,
-        "weight_decay": 5e-4,
-    }
-    assert (vit["model"], vit["data"]) == ("vit", "svhn")
-    assert vit["train"] == {
-        **steps,
-        "batch": 32,
-        "optimizer": "adamw",
-        "lr": 1e-3,
-        "weight_decay": 0.05,
-    }
-    assert vit["augmentation"] == ["translate 0.1", "rotate 15"]
-    assert Settings(**residual["train"]).optimizer == "sgd"
-    assert residual["images"] is None and vit["images"] is None
+    sgd = steps | {"batch": 128, "lr": 0.1, "weight_decay": 5e-4}
+    adamw = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+    for arm, published in {
+        "ResNet BNN": {
+            "model": "cifar_resnet18",
+            "data": "cifar10",
+            "train": sgd,
+            "images": None,
+        },
+        "ViT LNN": {
+            "model": "vit",
+            "data": "svhn",
+            "train": steps | adamw | {"batch": 32},
+            "augmentation": ["translate 0.1", "rotate 15"],
+            "images": None,
+        },
+    }.items():
+        assert arms[arm] | published == arms[arm]
+    assert Settings(**sgd).optimizer == "sgd"
 
 
 @pytest.mark.parametrize("arm", first_experiment.scales["smoke"])
@@ -235,14 +239,9 @@ def test_what_is_said_of_the_pilot_rows_is_in_them():
     found = torch.stack(spreads).mean().sqrt().item()
     stated = given_noise.given_noise.deviation["test_last"].value
     assert abs(found - stated) < 0.01
-    # by simulation, without the noncentral distribution
     ((_, count, difference),) = given_noise.given_noise.detectable("book")
-    d = difference + stated * torch.randn(
-        20_000, count, generator=torch.Generator().manual_seed(0)
-    )
-    t = d.mean(1) / (d.std(1) / count**0.5)
-    assert abs((t.abs() > 2.0687).double().mean() - 0.8) < 0.01
     assert count == 24
+    assert detection_power(24, difference / stated) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
