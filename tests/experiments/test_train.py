@@ -367,13 +367,9 @@ def test_validation_comes_when_it_should_and_changes_nothing(every, epochs):
     if every:
         candidates = [plain["history"][epoch - 1] for epoch in epochs]
         best = max(candidates, key=lambda e: e["validation_accuracy"])
-        assert {
-            key: found["chosen"][key]
-            for key in ("epoch", "validation_accuracy", "validation_loss")
-        } == {
-            key: best[key]
-            for key in ("epoch", "validation_accuracy", "validation_loss")
-        }
+        for key in ("epoch", "validation_accuracy", "validation_loss"):
+            assert found["chosen"][key] == best[key]
+        assert best["epoch"] < 5 or found["chosen"] == found["last"]
 
 
 def test_outcome_has_accuracy_and_loss_and_which_images_were_right(tmp_path):
