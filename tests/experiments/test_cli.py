@@ -3,8 +3,6 @@ and what is expected, exit status 2, no traceback, nothing written.
 """
 
 import contextlib
-import dataclasses
-import io
 import json
 import os
 import random
@@ -18,32 +16,14 @@ import torch
 
 import normalnorm
 from normalnorm import claims, cli, lab
-from normalnorm.experiments import results, tables
-from normalnorm.experiments.results import Recipe
-
-ROOT = Path(normalnorm.__file__).parents[1]
-KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
+from normalnorm.experiments import results
+from tests.experiments.known import environment, known_recipe, printed
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known(listed):
     "A recipe that costs nothing, alone."
-    configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
-    recipe = Recipe(
-        "known",
-        "known numbers",
-        (),
-        {"smoke": configs, "book": configs},
-        lambda config, seed, arm, **_: {
-            "metrics": {"score": KNOWN[arm][seed % 4]}
-        },
-        {"score": "score"},
-        (("a", "b"),),
-        seeds={"smoke": 4},
-    )
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    return recipe
+    return listed(known_recipe())
 
 
 @pytest.fixture
@@ -67,17 +47,6 @@ def place(tmp_path, monkeypatch, known):
     )
     monkeypatch.setattr(lab, "open_lab", lambda *_: 0)
     return tmp_path / "here"
-
-
-def printed(*arguments):
-    "Exit status, standard output, error stream."
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = cli.main([str(a) for a in arguments])
-        except SystemExit as end:
-            status = end.code
-    return status, out.getvalue(), err.getvalue()
 
 
 def everything(folder):
@@ -252,20 +221,14 @@ def test_a_results_folder_of_the_environment_is_checked_too(place, monkeypatch):
     assert status == 0 and "no finished runs: normalnorm run known" in out
 
 
-def test_the_empty_chapter(place):
-    status, out, err = printed("lab", "", "--to", "copy", "--copy")
-    assert (
-        status == 2
-        and "the chapter is named ''" in err
-        and err.count("\n") == 1
-    )
-
-
-def test_a_wrong_chapter_is_found_out_before_anything_is_copied(place):
-    before = everything(place)
-    status, out, err = printed("lab", "three steps", "--to", "copy", "--copy")
-    assert status == 2 and not out and "no chapter is called" in err
-    assert everything(place) == before
+@pytest.mark.parametrize(
+    "name, words",
+    [("three steps", "no chapter is called"), ("", "the chapter is named ''")],
+)
+def test_a_wrong_chapter_is_found_out_before_anything_is_copied(
+    place, name, words
+):
+    assert words in refused(place, "lab", name, "--to", "copy", "--copy")
 
 
 def test_a_copy_that_was_put_aside_does_not_answer_to_the_name(
@@ -289,94 +252,47 @@ def test_what_is_no_notebook_does_not_stop_the_others(place):
         "mine": "{",
         "list": "[]",
         "empty": '{"cells": []}',
-        "deep": "[" * 100_000,
+        "001_chapter": "[" * 100_000,
         "text": '{"cells": [{"source": 3}]}',
     }.items():
         Path("copy", f"{name}.ipynb").write_text(content)
-    Path("copy", "001_chapter.ipynb").write_text("[" * 100_000)
     status, out, err = printed("lab", "two steps", "--to", "copy")
-    assert (
-        status == 0
-        and not err
-        and "1 chapters copied" in out
-        and "001_chapter.ipynb" in out
-    )
-    assert (
-        printed("lab", "two steps", "--to", "copy", "--fresh")[0] == 0
-        and Path("copy", "001_chapter.mine.ipynb").exists()
-    )
+    assert (status, err) == (0, "")
+    assert "1 chapters copied" in out
+    assert "001_chapter.ipynb" in out
+    assert printed("lab", "two steps", "--to", "copy", "--fresh")[0] == 0
+    assert Path("copy", "001_chapter.mine.ipynb").exists()
     with pytest.raises(lab.LabError, match="named ''"):
         lab.copy_chapters("")
 
 
-def without(name):
-    return lambda row: {key: value for key, value in row.items() if key != name}
-
-
-DAMAGES = [
-    (without("wall_seconds"), "wall_seconds"),
-    (without("metrics"), "metrics"),
-    (lambda row: row | {"metrics": []}, "metrics"),
-    *(
-        (lambda row, value=value: row | {"metrics": {"score": value}}, "score")
-        for value in ("high", None, [1.0], {}, float("nan"), float("inf"), True)
-    ),
-    (lambda row: [row], "row"),
-    (lambda row: None, "row"),
-    ("{", "JSON"),
-    ("", "JSON"),
-    (b"\xff\xfe", "row"),
-    ("[" * 100_000, "nested too deeply"),
-    ('{"metrics":' * 50_000, "nested too deeply"),
-]
-
-
-@pytest.mark.parametrize("damage, words", DAMAGES, ids=range(len(DAMAGES)))
+@pytest.mark.parametrize(
+    "damage, words",
+    [("[" * 100_000, "nested too deeply"), (b"\xff\xfe", "row")],
+    ids=["deep", "binary"],
+)
 def test_a_damaged_row_is_named(place, damage, words):
     """By each command that reads it; no traceback, no table with it; all
-    count the others.
+    count the others. (Each kind of damage: test_results.py.)
     """
     path = sorted(Path("rows").rglob("*-seed0-*.json"))[0]
-    path.write_bytes(
-        damage
-        if isinstance(damage, bytes)
-        else damage.encode()
-        if isinstance(damage, str)
-        else json.dumps(damage(json.loads(path.read_text()))).encode()
-    )
-    for arguments in (
-        ("known/a", "known/b", "--scale", "smoke"),
-        ("rows", "rows"),
+    path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    one = "1 file is not counted"
+    for command, ended, told in (
+        ("compare known/a known/b --scale smoke", 1, [words, one]),
+        ("compare rows rows", 1, [words, "not counted"]),
+        ("list", 1, ["7 of 8", one]),
+        ("report known", 1, [words, r"\| b +\| 4 +\|", r"\| a +\| 3 +\|"]),
+        (
+            "run known --dry-run",
+            0,
+            ["8 runs, 7 finished", "cannot be used"],
+        ),
     ):
-        status, out, err = printed("compare", *arguments, "--out", "rows")
-        assert (
-            status == 1
-            and not err
-            and str(path) in out
-            and words in out
-            and "not counted" in out
-        ), out
-    status, out, err = printed("list", "--out", "rows")
-    assert (
-        status == 1
-        and not err
-        and "7 of 8" in out
-        and "1 file is not counted" in out
-        and str(path) in out
-    )
-    status, out, err = printed("report", "known", "--out", "rows")
-    assert status == 1 and not err and str(path) in out and words in out
-    assert re.search(r"\| b +\| 4 +\|", out) and re.search(
-        r"\| a +\| 3 +\|", out
-    ), "the others are shown"
-    status, out, err = printed("run", "known", "--dry-run", "--out", "rows")
-    assert (
-        status == 0
-        and not err
-        and str(path) in out
-        and "8 runs, 7 finished" in out
-        and "cannot be used" in out
-    )
+        status, out, err = printed(*command.split(), "--out", "rows")
+        assert (status, err) == (ended, ""), command
+        for said in (re.escape(str(path)), *told):
+            assert re.search(said, out), (command, said)
 
 
 def test_the_recipe_says_how_many_seeds(place):
@@ -416,58 +332,41 @@ def test_an_ambiguous_chapter_is_answered_with_numbers():
         assert lab.find_chapter(number, titles) == file
 
 
-def test_rows_of_different_code_need_a_word(place):
-    for arguments in (
-        ["report", "known"],
-        ["compare", "known/a", "known/b", "--scale", "smoke"],
-    ):
-        assert (
-            printed(*arguments, "--out", "rows", "--any-code")[:2]
-            == printed(*arguments, "--out", "rows")[:2]
-        )
-        assert printed(*arguments, "--out", "rows")[0] == 0
-    path = sorted(Path("rows").rglob("*-seed0-*.json"))[0]
-    row = json.loads(path.read_text())
-    row |= {"source": "0" * len(row["source"])}
-    path.write_text(json.dumps(row | {"digest": results.digest(row)}))
-    for arguments in (
-        ["report", "known"],
-        ["compare", "known/a", "known/b", "--scale", "smoke"],
-    ):
-        assert (
-            "--any-code" in refused(place, *arguments, "--out", "rows")
-            and printed(*arguments, "--out", "rows", "--any-code")[0] == 0
-        )
+@pytest.mark.parametrize(
+    "command", ["report known", "compare known/a known/b --scale smoke"]
+)
+def test_rows_of_different_code_need_a_word(place, command):
+    arguments = *command.split(), "--out", "rows"
+    status, before, _ = printed(*arguments)
+    assert printed(*arguments, "--any-code") == (status, before, "")
+    assert status == 0
+    path = min(Path("rows").rglob("*-seed0-*.json"))
+    row = results.read_row(path)
+    row["source"] = "0" * len(row["source"])
+    row["digest"] = results.digest(row)
+    path.write_text(json.dumps(row))
+    assert "--any-code" in refused(place, *arguments)
+    assert printed(*arguments, "--any-code")[0] == 0
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(place, known, monkeypatch):
+@pytest.mark.parametrize("out", [[], ["--out", "new/deep"], ["--out", "rows"]])
+def test_a_run_that_cannot_begin_leaves_no_folder(place, listed, out):
     def run(*_, **__):
         raise ModuleNotFoundError(
             "training needs Lightning Fabric: pip install …",
             name="lightning_fabric",
         )
 
-    monkeypatch.setattr(
-        results,
-        "recipes",
-        lambda: {"known": dataclasses.replace(known, run=run)},
-    )
-    for out in ([], ["--out", "new/deep"], ["--out", "rows"]):
-        if out[-1:] == ["rows"]:
-            next(Path("rows").rglob("*-seed0-*.json")).unlink()
-        before = everything(place)
-        status, printed_out, err = printed("run", "known", *out)
-        assert (
-            status == 2
-            and "pip install" in err.splitlines()[-1]
-            and "Traceback" not in err
-        )
-        assert everything(place) == before
-    monkeypatch.setattr(results, "recipes", lambda: {"known": known})
-    assert (
-        printed("run", "known", "--out", "new/deep")[0] == 0
-        and Path("new/deep/known/smoke").is_dir()
-    )
+    listed(known_recipe(run))
+    next(Path("rows").rglob("*-seed0-*.json")).unlink()
+    before = everything(place)
+    status, _, err = printed("run", "known", *out)
+    assert status == 2
+    assert "pip install" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert everything(place) == before
+    listed(known_recipe())
+    assert printed("run", "known", *out)[0] == 0
 
 
 def test_a_broken_pipe_and_a_terminal_without_marks(place):
@@ -475,29 +374,27 @@ def test_a_broken_pipe_and_a_terminal_without_marks(place):
         "import sys; from normalnorm.cli import main; "
         "sys.exit(main(sys.argv[1:]))"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    command = {
+        "env": environment(PYTHONIOENCODING="ascii"),
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     done = subprocess.run(
         [sys.executable, "-c", code, "verify", "log1p-lower-bound"],
-        env=env,
-        capture_output=True,
-        text=True,
+        stdout=subprocess.PIPE,
+        **command,
     )
-    assert (
-        done.returncode == 0
-        and done.stdout.startswith("? log1p-lower-bound")
-        and "Traceback" not in done.stderr
-    ), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("? log1p-lower-bound")
+    assert "Traceback" not in done.stderr
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
-        [sys.executable, "-c", code, "list"],
-        env=env,
-        stdout=writes,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code, "list"], stdout=writes, **command
     )
     os.close(writes)
-    assert done.returncode not in (0, 1) and not done.stderr, done.stderr
+    assert done.returncode not in (0, 1)
+    assert not done.stderr
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -617,12 +514,16 @@ def test_random_arguments(place, monkeypatch, seed):
 cli_usable = cli._usable
 
 
-def test_devices_that_cannot_be_used(monkeypatch):
-    for device in ("meta", "nowhere", "", "cuda:9999", "xla"):
-        with pytest.raises(ValueError, match="cannot be used here: ."):
-            cli._usable(device)
-    monkeypatch.setattr(
-        torch, "ones", lambda *_, **__: (_ for _ in ()).throw(RuntimeError())
-    )
+@pytest.mark.parametrize("device", ["meta", "nowhere", "", "cuda:9999", "xla"])
+def test_devices_that_cannot_be_used(device):
+    with pytest.raises(ValueError, match="cannot be used here: ."):
+        cli._usable(device)
+
+
+def test_a_device_that_fails_without_words(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(ValueError, match="cannot be used here: RuntimeError"):
         cli._usable("cpu")

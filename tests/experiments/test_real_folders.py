@@ -19,6 +19,7 @@ datasets = pytest.importorskip(
 if importlib.util.find_spec("PIL") is None:
     pytest.skip('pip install ".[experiments]"', allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("no_hub")
 COUNT = 60  # ImageNet holds every fiftieth out
 IMAGES = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 STREAMED = [name for name in IMAGES if not hub.ENTRIES[name].held_out]
@@ -33,19 +34,6 @@ STORED = {
     "food101": ("JPEG", "data"),
     "imagenet": ("JPEG", "data"),
 }
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    "No hub, no cache of an earlier test, no folder of the user."
-    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
-    datasets.disable_progress_bars()
-    monkeypatch.setattr(
-        datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache"
-    )
-    monkeypatch.setattr(hub, "_reachable", lambda library: False)
-    for cached in (hub._small, hub._fingerprint):
-        cached.cache_clear()
 
 
 def picture(name, form, number):
@@ -244,63 +232,70 @@ def test_each_stream_of_images_from_a_folder_of_the_library(name, tmp_path):
         )
 
 
-@pytest.mark.parametrize("name", ["cifar10"])
-def test_folders_of_image_files(name, tmp_path):
+def test_folders_of_image_files(tmp_path):
     "Files in another order, by class; the library numbers the classes."
-    whole = made(name)
-    as_files(whole, tmp_path / "files", name)
-    entry = hub.ENTRIES[name]
-    source, rows = hub.positions(entry, "test", COUNT)
-    x, y = data.load(
-        name,
-        "test",
-        folder=tmp_path / "files",
-        partial=True,
-        **small(name),
-    )
-    theirs = datasets.load_dataset(str(tmp_path / "files"), split=source)
+    name, folder = "cifar10", tmp_path / "files"
+    as_files(made(name), folder, name)
+    x, y = data.load(name, "test", folder=folder, partial=True)
+    theirs = datasets.load_dataset(str(folder), split="test")
     assert y.tolist() == theirs["label"]
     np.testing.assert_allclose(
         x[0], standardized(name, theirs[0]["image"], 24), atol=1e-5
     )
 
 
+def test_parquet_of_another_writer(tmp_path):
+    "No types of the library, labels plain integers."
+    import pyarrow
+    import pyarrow.parquet
+
+    whole = made("cifar10")
+    whole.save_to_disk(tmp_path / "disk")
+    (tmp_path / "bare").mkdir()
+    for source, part in whole.items():
+        table = part.data.table.replace_schema_metadata(None)
+        columns = {name: table[name] for name in table.column_names}
+        pyarrow.parquet.write_table(
+            pyarrow.table(columns), tmp_path / "bare" / f"{source}.parquet"
+        )
+    compare("cifar10", tmp_path / "bare", whole)
+    of_disk, of_bare = (
+        data.data_hash("cifar10", folder=tmp_path / kind, partial=True)
+        for kind in ("disk", "bare")
+    )
+    assert of_disk == of_bare
+
+
 def test_the_text_from_a_folder_of_the_library(tmp_path):
     """The layout of the hub's converted files: a folder for each split, files
     that are numbers.
     """
+    folder, seen = tmp_path / "lm1b", {}
     lines = {
         source: [f"{source} line {i} – ü" for i in range(600)]
         for source in hub.ENTRIES["lm1b"].examples
     }
     for source, text in lines.items():
-        inside = tmp_path / "lm1b" / "plain_text" / source
+        inside = folder / "plain_text" / source
         inside.mkdir(parents=True)
         whole = datasets.Dataset.from_dict({"text": text})
         for piece in range(2):
             whole.shard(2, piece, contiguous=True).to_parquet(
                 inside / f"{piece:04}.parquet"
             )
-    seen = {}
     for split in data.SPLITS:
         source, keep = hub.belongs(hub.ENTRIES["lm1b"], split)
-        joined = "".join(
-            f"{line}\n" for i, line in enumerate(lines[source]) if keep(i)
-        ).encode()
-        parts = list(
-            streams.text(
-                "lm1b",
-                split,
-                4,
-                length=10,
-                block=10_000,
-                folder=tmp_path / "lm1b",
-            )
+        kept = [line for i, line in enumerate(lines[source]) if keep(i)]
+        joined = "".join(f"{line}\n" for line in kept).encode()
+        stream = streams.text(
+            "lm1b", split, 4, length=10, block=10_000, folder=folder
         )
-        found = bytes(torch.cat([x for x, _ in parts]).flatten().tolist())
+        x, y = (torch.cat(part) for part in zip(*stream, strict=True))
+        found = bytes(x.flatten().tolist())
         # windows follow each other; what is left at the end is not used
-        assert joined.startswith(found) and len(joined) - len(found) <= 10
-        assert all(torch.equal(x[:, 1:], y[:, :-1]) for x, y in parts)
+        assert joined.startswith(found)
+        assert len(joined) - len(found) <= 10
+        assert torch.equal(x[:, 1:], y[:, :-1])
         seen[split] = len(found)
     assert seen["validation"] < seen["train"]
-    assert len(data.data_hash("lm1b", folder=tmp_path / "lm1b")) == 64
+    assert len(data.data_hash("lm1b", folder=folder)) == 64

@@ -2,16 +2,19 @@
 tables with known answers; the command line.
 """
 
-import contextlib
+import errno
 import functools
 import hashlib
-import io
 import json
+import math
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +22,7 @@ import pytest
 import scipy.stats
 import torch
 
-from normalnorm import cli
-from normalnorm.experiments import data, models, results, spread, tables
-from normalnorm.experiments.optimization import Settings
+from normalnorm.experiments import data, results, spread, tables
 from normalnorm.experiments.results import (
     Published,
     Recipe,
@@ -29,89 +30,65 @@ from normalnorm.experiments.results import (
     UnknownName,
 )
 from normalnorm.experiments.statistics import contrast
-from normalnorm.experiments.train import seeded, train
+from tests.experiments.known import (
+    KNOWN,
+    ROOT,
+    known_numbers,
+    known_recipe,
+    printed,
+    python,
+)
 from tests.peers import installed
-
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(
-        [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    ),
-    "OMP_NUM_THREADS": "1",
-}
-
-KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
-
-
-def _recipe(run=None, **more):
-    configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
-    return Recipe(
-        "known",
-        "known numbers",
-        (),
-        {"smoke": configs, "book": configs},
-        run
-        or (
-            lambda config, seed, arm, **_: {
-                "metrics": {"score": KNOWN[arm][seed]}
-            }
-        ),
-        {"score": "score"},
-        (("a", "b"),),
-        seeds={"smoke": 4},
-        **more,
-    )
+from tools import kills
+from tools.kills import timeless
 
 
 def test_rows_are_read_without_their_recipe(tmp_path):
     "By arm, in the order of the seeds; what is missing or damaged is said."
     with pytest.raises(ResultsError, match="normalnorm run known --scale"):
         results.by_arm("known", "smoke", tmp_path)
-    results.run_recipe(_recipe(), "smoke", [3, 0, 1], out=tmp_path)
+    results.run_recipe(known_recipe(), "smoke", [3, 0, 1], out=tmp_path)
     found = results.by_arm("known", "smoke", tmp_path)
     assert {
         arm: [(row["seed"], row["metrics"]["score"]) for row in rows]
         for arm, rows in found.items()
     } == {arm: [(k, of[k]) for k in (0, 1, 3)] for arm, of in KNOWN.items()}
-    min((tmp_path / "known" / "smoke").glob("*.json")).write_text("{")
+    min(tmp_path.rglob("*.json")).write_text("{")
     with pytest.raises(ResultsError, match="it is no JSON"):
         results.by_arm("known", "smoke", tmp_path)
 
 
+def mean_and_error(values, sign=""):
+    return f"{np.mean(values):{sign}.2f} ± {scipy.stats.sem(values):.2f}"
+
+
+def told(recipe, out):
+    "The report, with one space for each stretch of white."
+    return " ".join(tables.report(recipe, out).split())
+
+
 def test_report_equals_known_answer(tmp_path):
-    results.run_recipe(_recipe(), "smoke", out=tmp_path)
-    text = tables.report(_recipe(), tmp_path)
-    for arm, values in KNOWN.items():
-        assert (
-            f"{np.mean(values):.2f} ± {scipy.stats.sem(values):.2f}" in text
-        ), arm
-    d = np.subtract(KNOWN["b"], KNOWN["a"])
-    low, high = scipy.stats.ttest_rel(
-        KNOWN["b"], KNOWN["a"]
-    ).confidence_interval()
-    assert (
-        f"| {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} | {low:+.2f} … "
-        f"{high:+.2f} | no" in " ".join(text.split())
-    )
-    assert (
-        "Scale smoke: digits data, 8 runs, seeds 0–3" in text
-        and "Scale book" not in text
-        and "No arm was tuned" in text
-    )
-    said = tables.report(
-        _recipe(tuned="The rates are those of pilot runs"), tmp_path
-    )
-    assert "The rates are those of pilot runs." in said and (
-        "No arm was tuned" not in said
-    )
+    results.run_recipe(known_recipe(), "smoke", out=tmp_path)
+    text = told(known_recipe(), tmp_path)
     test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
-    # all differences positive: 2 of 16 choices of signs
-    assert f"| {test.pvalue:.3f} | 0.125 |" in " ".join(text.split())
-    for values in KNOWN.values():  # every seed is shown
-        assert " | ".join(f"{v:.2f}" for v in values) in " ".join(
-            text.split()
-        ).replace("  ", " ")
+    low, high = test.confidence_interval()
+    for part in (
+        *map(mean_and_error, KNOWN.values()),
+        f"| {mean_and_error(np.subtract(KNOWN['b'], KNOWN['a']), '+')} | "
+        f"{low:+.2f} … {high:+.2f} | no",
+        "Scale smoke: digits data, 8 runs, seeds 0–3",
+        "No arm was tuned",
+        # all differences positive: 2 of 16 choices of signs
+        f"| {test.pvalue:.3f} | 0.125 |",
+        # every seed is shown
+        *(" | ".join(f"{v:.2f}" for v in of) for of in KNOWN.values()),
+    ):
+        assert part in text, part
+    assert "Scale book" not in text
+    tuned = "The rates are those of pilot runs"
+    said = told(known_recipe(tuned=tuned), tmp_path)
+    assert f"{tuned}." in said
+    assert "No arm was tuned" not in said
 
 
 def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
@@ -119,49 +96,27 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
     is an empty place.
     """
     known = KNOWN | {"c": [7.0, 8.0, 9.0, 10.0]}
-    configs = {arm: {"data": "digits", "arm": arm} for arm in known}
-    recipe = Recipe(
-        "known",
-        "known numbers",
-        (),
-        {"smoke": configs},
+    recipe = known_recipe(
         lambda config, seed, arm, **_: {"metrics": {"score": known[arm][seed]}},
-        {"score": "score"},
-        (("a", "b"), ("a", "c")),
-        seeds={"smoke": 4},
+        scales={"smoke": {arm: {"data": "digits"} for arm in known}},
+        compare=(("a", "b"), ("a", "c")),
     )
     results.run_recipe(recipe, "smoke", out=tmp_path)
-    for path in tmp_path.rglob("*.json"):
-        row = json.loads(path.read_text())
-        if (row["arm"], row["seed"]) in {
-            ("b", 0),
-            ("c", 1),
-            ("c", 2),
-            ("c", 3),
-        }:
-            path.unlink()
-    text = " ".join(tables.report(recipe, tmp_path).split())
-    assert (
-        "one seed only, so no standard error and no line in the table: c "
-        in text
-        and "seeds 0–3 (a); 1–3 (b)" in text
-    )
-    assert (
-        "| score | seed 0 | seed 1 | seed 2 | seed 3 |" in text
-        and "| a | 1.00 | 2.00 | 4.00 | 5.00 | | b | | 2.50 | 5.50 | 9.00 |"
-        in text
-    )
-    for arm, values in (("a", known["a"]), ("b", known["b"][1:])):
-        assert (
-            f"| {arm} | {len(values)} | {np.mean(values):.2f} ± "
-            f"{scipy.stats.sem(values):.2f} |" in text
-        )
+    for arm, seed in (("b", 0), ("c", 1), ("c", 2), ("c", 3)):
+        next(tmp_path.rglob(f"{arm}-seed{seed}-*.json")).unlink()
+    text = told(recipe, tmp_path)
     d = np.subtract(known["b"], known["a"])[1:]
-    assert (
-        f"| b − a | score | 3 | {d.mean():+.2f} ± {scipy.stats.sem(d):.2f} |"
-        in text
-        and "c − a" not in text
-    )
+    for part in (
+        "one seed only, so no standard error and no line in the table: c ",
+        "seeds 0–3 (a); 1–3 (b)",
+        "| score | seed 0 | seed 1 | seed 2 | seed 3 |",
+        "| a | 1.00 | 2.00 | 4.00 | 5.00 | | b | | 2.50 | 5.50 | 9.00 |",
+        f"| a | 4 | {mean_and_error(known['a'])} |",
+        f"| b | 3 | {mean_and_error(known['b'][1:])} |",
+        f"| b − a | score | 3 | {mean_and_error(d, '+')} |",
+    ):
+        assert part in text, part
+    assert "c − a" not in text
     rows = results.rows(recipe, "smoke", tmp_path)
     asked = tables.effects(recipe, "smoke", tmp_path)
     assert (
@@ -201,44 +156,38 @@ def test_a_printed_number_without_an_error_has_none():
 
 
 def test_one_seed_makes_no_table(tmp_path):
-    results.run_recipe(_recipe(), "smoke", seeds=1, out=tmp_path)
-    text = tables.report(_recipe(), tmp_path)
+    results.run_recipe(known_recipe(), "smoke", seeds=1, out=tmp_path)
+    text = tables.report(known_recipe(), tmp_path)
     assert "one seed only" in text and "±" not in text.split("over seeds")[1]
     with pytest.raises(ValueError, match="one seed"):
-        tables.table(_recipe(), results.rows(_recipe(), "smoke", tmp_path))
-    assert "no finished runs" in tables.report(_recipe(), tmp_path / "empty")
+        tables.table(
+            known_recipe(), results.rows(known_recipe(), "smoke", tmp_path)
+        )
+    assert "no finished runs" in tables.report(
+        known_recipe(), tmp_path / "empty"
+    )
 
 
-def test_finished_runs_are_not_repeated_and_failed_ones_leave_nothing(tmp_path):
+def test_failed_runs_leave_nothing_and_are_made_by_the_next_command(tmp_path):
     done = []
 
     def run(config, seed, arm, **_):
         if len(done) == 3:
             raise RuntimeError("power cut")
-        done.append((arm, seed))
-        return {"metrics": {"score": KNOWN[arm][seed]}}
+        done.append(seed)
+        return {"metrics": {"score": 0.0}}
 
     with pytest.raises(RuntimeError, match="power cut"):
-        results.run_recipe(_recipe(run), "smoke", out=tmp_path)
+        results.run_recipe(known_recipe(run), "smoke", out=tmp_path)
     assert len(list(tmp_path.rglob("*.json"))) == 3
-    results.run_recipe(_recipe(), "smoke", out=tmp_path)
-    assert len(list(tmp_path.rglob("*.json"))) == 8 and len(done) == 3
+    found = results.run_recipe(known_recipe(), "smoke", out=tmp_path)
+    assert [row["metrics"]["score"] for row in found].count(0.0) == 3
 
 
 def test_rows_of_other_configurations_leave_the_table(tmp_path):
-    results.run_recipe(_recipe(), "smoke", out=tmp_path)
-    changed = _recipe()
-    changed = Recipe(
-        **{
-            **changed.__dict__,
-            "scales": {
-                "smoke": {
-                    arm: {**config, "lr": 1}
-                    for arm, config in changed.scales["smoke"].items()
-                }
-            },
-        }
-    )
+    results.run_recipe(known_recipe(), "smoke", out=tmp_path)
+    configs = {arm: {"data": "digits", "arm": arm, "lr": 1} for arm in KNOWN}
+    changed = known_recipe(scales={"smoke": configs})
     assert results.rows(changed, "smoke", tmp_path) == []
     assert "8 rows of other configurations are left out" in tables.report(
         changed, tmp_path
@@ -257,6 +206,10 @@ def _remade(text, **fields):
     "A row with other fields, whose digest is right again."
     row = json.loads(text) | fields
     return json.dumps(row | {"digest": results.digest(row)})
+
+
+def _remake(file, **fields):
+    file.write_text(_remade(file.read_text(), **fields))
 
 
 BAD = {
@@ -413,11 +366,9 @@ BAD = {
 
 
 @pytest.fixture
-def known(tmp_path, monkeypatch):
+def known(tmp_path, listed):
     "Eight rows, of a recipe that the package seems to have, in a folder."
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": _recipe()})
-    results.run_recipe(_recipe(), "smoke", out=tmp_path)
+    results.run_recipe(listed(known_recipe()), "smoke", out=tmp_path)
     return tmp_path
 
 
@@ -428,43 +379,31 @@ def test_unusable_rows_are_said_and_hide_no_others(case, known):
     overwritten.
     """
     damage, message = BAD[case]
-    file = sorted(known.rglob("*.json"))[0]
+    file = min(known.rglob("*.json"))
     content = damage(file.read_text())
     file.write_text(content)
     with pytest.raises(ResultsError, match=message) as error:
         results.rows("known", "smoke", known)
-    assert str(file) in str(error.value) and len(str(error.value)) < 600
-    assert [str(problem) for problem in tables.problems(known)] == [
-        str(error.value)
-    ]
-    text = tables.listing(known)
-    assert (
-        "7 of 8" in text
-        and "1 file is not counted" in text
-        and text.count(str(file)) == 1
-    )
+    assert str(file) in str(error.value)
+    assert len(str(error.value)) < 600
+    assert [*map(str, tables.problems(known))] == [str(error.value)]
+    arms = "known/a", "known/b"
     for text, left in (
+        (tables.listing(known), "7 of 8"),
         (tables.report("known", known), "| a   | 3     |"),
         (tables.forecast("known", "smoke", out=known), "8 runs, 7 finished"),
+        (tables.compare(*arms, "smoke", known), "seeds 1–3"),
     ):
-        assert (
-            "1 file is not counted" in text
-            and text.count(str(file)) == 1
-            and left in text
-        ), text
+        assert "1 file is not counted" in text
+        assert text.count(str(file)) == 1
+        assert left in text
     if "lacks" not in message:  # a whole row, of a recipe that showed less
         with pytest.raises(ResultsError, match=message):
             results.run_recipe("known", "smoke", out=known)
-    text = tables.compare("known/a", "known/b", "smoke", known)
-    assert (
-        "1 file is not counted" in text
-        and text.count(str(file)) == 1
-        and "seeds 1–3" in text
-    )
-    if "lacks" not in message:
         text = tables.compare(str(known), str(known))
-        assert "2 files are not counted" in text and ": 7 common runs" in text
-    assert file.read_text() == content and len(list(known.rglob("*.json"))) == 8
+        assert "2 files are not counted" in text
+        assert ": 7 common runs" in text
+    assert file.read_text() == content
 
 
 def test_no_turned_bit_of_a_row_changes_what_is_read(known):
@@ -488,201 +427,98 @@ def test_no_turned_bit_of_a_row_changes_what_is_read(known):
 
 def test_a_digest_is_of_the_content(known):
     "By hand."
-    import hashlib
-
-    for file in sorted(known.rglob("*.json")):
+    for file in known.rglob("*.json"):
         row = results.read_row(file)
-        rest = {k: row[k] for k in sorted(row) if k != "digest"}
-        by_hand = hashlib.sha256(
-            json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
-        assert row["schema"] == 4 and row["digest"] == by_hand
+        given = row.pop("digest")
+        text = json.dumps(row, sort_keys=True, separators=(",", ":"))
+        assert given == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_what_was_added_to_rows_afterwards_is_said(known):
     text = tables.report("known", known)
+    later = {"processor": "not recorded"}
     for file in sorted(known.rglob("*.json"))[:3]:
-        file.write_text(
-            _remade(
-                file.read_text(),
-                processor=None,
-                afterwards={"processor": "not recorded"},
-            )
-        )
+        _remake(file, processor=None, afterwards=later)
     said = tables.report("known", known)
     line = (
         "scale smoke: not written with the runs: processor (not "
         "recorded), 3 rows\n\n"
     )
-    assert said.count(line) == 1 and "(processor: " in text
+    assert said.count(line) == 1
     assert (
         said.replace(line, "").replace(", unknown), torch", "), torch") == text
     )
 
 
-def _drawing():
+def _drawing(run=known_numbers, **more):
     "Each seed draws its own 50 digits, and the arms of a seed the same."
-    configs = {
-        arm: {"data": "digits", "arm": arm, "images": 50, "draw": True}
-        for arm in KNOWN
-    }
-    return Recipe(
-        "known",
-        "",
-        (),
-        {"smoke": configs},
-        lambda config, seed, arm, **_: {"metrics": {"score": KNOWN[arm][seed]}},
-        {"score": "score"},
-        (("a", "b"),),
-        seeds={"smoke": 3},
-    )
+    config = {"data": "digits", "images": 50, **more}
+    scales = {"smoke": {arm: config for arm in KNOWN}}
+    return known_recipe(run, scales=scales, seeds={"smoke": 3})
 
 
-def test_a_row_names_the_examples_that_were_drawn(tmp_path, monkeypatch):
+def test_a_row_names_the_examples_that_were_drawn(tmp_path):
     """By hand, from the positions; the identity does not know of it; rows of
     one seed that drew other examples make no pair.
     """
-    import hashlib
-
-    recipe = _drawing()
-    results.run_recipe(recipe, "smoke", out=tmp_path)
-    for row in (found := results.rows(recipe, "smoke", tmp_path)):
-        positions = (
-            data.drawn(data.dataset("digits", "train"), 50, row["seed"])
-            .numpy()
-            .astype("<i8")
-        )
-        assert (
-            row["drawn_hash"]
-            == hashlib.sha256(
-                data.data_hash("digits").encode() + positions.tobytes()
-            ).hexdigest()
-            == results.drawn_hash(row["config"], row["seed"])
-        )
+    recipe, digits = _drawing(draw=True), data.data_hash("digits")
+    found = results.run_recipe(recipe, "smoke", out=tmp_path)
+    for row in found:
+        drawn = data.drawn(data.dataset("digits", "train"), 50, row["seed"])
+        places = drawn.numpy().astype("<i8").tobytes()
+        by_hand = hashlib.sha256(digits.encode() + places).hexdigest()
+        assert row["drawn_hash"] == by_hand
         assert row["hash"] == results.identity(
-            "known",
-            row["arm"],
-            row["config"],
-            row["seed"],
-            data.data_hash("digits"),
+            "known", row["arm"], row["config"], row["seed"], digits
         )
     assert len({row["drawn_hash"] for row in found}) == 3
-    files = sorted(tmp_path.rglob("*.json"))
-    text = files[0].read_text()
-    files[0].write_text(_remade(text, drawn_hash=None))
-    with pytest.raises(
-        ResultsError,
-        match="`drawn_hash` is None, and by its "
-        "configuration it draws training",
+    file = min(tmp_path.rglob("*.json"))
+    for drawn, words in (
+        (None, "`drawn_hash` is None, and by its configuration it draws"),
+        (
+            "0" * 64,
+            "have the seed 0 and drew different(.|\n)*no pair: delete the",
+        ),
     ):
-        results.read_row(files[0])
-    files[0].write_text(_remade(text, drawn_hash="0" * 64))
-    with pytest.raises(
-        ResultsError,
-        match="have the seed 0 and drew different"
-        "(.|\n)*no pair: delete the older",
-    ):
-        results.rows(recipe, "smoke", tmp_path, any_code=True)
+        _remake(file, drawn_hash=drawn)
+        with pytest.raises(ResultsError, match=words):
+            results.rows(recipe, "smoke", tmp_path, any_code=True)
 
 
 def test_a_recipe_that_draws_of_its_own_says_what(tmp_path):
     'Without a "draw" in the configuration, so in no identity either.'
-    recipe = _drawing()
-    configs = {
-        arm: {k: v for k, v in config.items() if k != "draw"}
-        for arm, config in recipe.scales["smoke"].items()
-    }
-    own = Recipe(
-        **vars(recipe)
-        | {
-            "scales": {"smoke": configs},
-            "run": lambda config, seed, arm, **_: {
-                "metrics": {"score": KNOWN[arm][seed]},
-                "drawn_hash": results.drawn_hash(config | {"draw": True}, seed),
-            },
-        }
+
+    def run(config, seed, arm, **_):
+        drawn = results.drawn_hash(config | {"draw": True}, seed)
+        return {"metrics": {"score": 1.0}, "drawn_hash": drawn}
+
+    ours, told = (
+        results.run_recipe(recipe, "smoke", out=tmp_path / str(number))
+        for number, recipe in enumerate((_drawing(run), _drawing(draw=True)))
     )
-    ours = results.run_recipe(own, "smoke", out=tmp_path / "own")
-    told = results.run_recipe(recipe, "smoke", out=tmp_path / "told")
-    for a, b in zip(ours, told):
-        assert a["drawn_hash"] == b["drawn_hash"] and a["hash"] != b["hash"]
-    file = sorted((tmp_path / "own").rglob("*.json"))[0]
-    file.write_text(_remade(file.read_text(), drawn_hash="0" * 64))
+    for a, b in zip(ours, told, strict=True):
+        assert a["drawn_hash"] == b["drawn_hash"]
+        assert a["hash"] != b["hash"]
+    _remake(min((tmp_path / "0").rglob("*.json")), drawn_hash="0" * 64)
     with pytest.raises(ResultsError, match="drew different"):
-        results.rows(own, "smoke", tmp_path / "own")
+        results.rows(_drawing(run), "smoke", tmp_path / "0")
 
 
-def test_rows_of_several_processes_are_another_code(known):
-    assert len(results.rows("known", "smoke", known)) == 8
-    file = sorted(known.rglob("*.json"))[0]
-    file.write_text(_remade(file.read_text(), processes=2))
-    with pytest.raises(
-        ResultsError,
-        match="different code(.|\n)*2 processes together(, "
-        "backend .*)?: 1 rows",
-    ):
-        results.rows("known", "smoke", known)
-
-
-OTHERWISE = {
-    "torch": "2.4.0",
-    "instructions": "AVX2",
-    "threads": 2,
-    "processes": 2,
-    "device": "NVIDIA H100",
-    "source": "0" * 12,
-    "backend": "eager",
-    "kernel": "vectors of 4",
-}
-
-
-@pytest.mark.parametrize("field", [*OTHERWISE, "processor", "python", "commit"])
-def test_what_may_stand_in_one_table(field, known):
-    """Rows of our kernel on an AVX-512 processor, and one of them that differs
-    in one thing. A table by wrong rows must not be shown, alone or compared.
+def test_what_may_differ_in_one_table(known):
+    """Also what a kernel was made for that computed nothing. (What may not
+    differ: the chapter.)
     """
-    same = {
-        "torch": "2.13.0+cpu",
-        "instructions": "AVX512",
-        "threads": 1,
-        "backend": "native",
-        "kernel": "vectors of 16",
-    }
-    files = sorted(known.rglob("*.json"))
-    for file in files:
-        file.write_text(_remade(file.read_text(), **same))
-    files[3].write_text(
-        _remade(
-            files[3].read_text(), **{field: OTHERWISE.get(field, "another")}
-        )
-    )
-    if field not in OTHERWISE:
-        assert len(results.rows("known", "smoke", known)) == 8
-        assert ("another" in tables.report("known", known)) == (
-            field == "processor"
-        )
-        return
-    for use in (
-        lambda: results.rows("known", "smoke", known),
-        lambda: tables.report("known", known),
-        lambda: tables.compare("known/a", "known/b", "smoke", known),
-    ):
-        with pytest.raises(ResultsError, match="different code"):
-            use()
-    assert len(results.rows("known", "smoke", known, any_code=True)) == 8
-    assert "rows of 2 codes in one table" in tables.report(
-        "known", known, any_code=True
-    )
-
-
-def test_the_way_of_a_kernel_that_computed_nothing_does_not_count(known):
     for number, file in enumerate(sorted(known.rglob("*.json"))):
-        file.write_text(
-            _remade(
-                file.read_text(), backend="eager", kernel=f"vectors of {number}"
-            )
+        _remake(
+            file,
+            python=f"3.{number}",
+            commit=f"{number}" * 40,
+            processor=f"make {number}",
+            backend="eager",
+            kernel=f"vectors of {number}",
         )
     assert len(results.rows("known", "smoke", known)) == 8
+    assert "make 7" in tables.report("known", known)
 
 
 def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
@@ -692,95 +528,49 @@ def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
     b.write_text("{")
     with pytest.raises(ResultsError) as error:
         results.rows("known", "smoke", known)
+    for said in (copy, b, f"belongs in a file called {a.name}"):
+        assert str(said) in str(error.value)
     assert "2 files are not counted" in tables.report("known", known)
+    assert "7 of 8" in tables.listing(known)
     assert len(results.rows("known", "smoke", known, usable_only=True)) == 7
-    assert (
-        str(copy) in str(error.value)
-        and str(b) in str(error.value)
-        and f"belongs in a file called {a.name}" in str(error.value)
-    )
-    found = results.scan("known", "smoke", known)
-    assert (
-        len(found.rows) == 7
-        and len(found.problems) == 2
-        and "7 of 8" in tables.listing(known)
-    )
 
 
-def test_rows_that_cannot_be_opened_and_folders_that_are_files(known, tmp_path):
-    file = sorted(known.rglob("*.json"))[0]
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(ResultsError, match="cannot be read"):
-        results.read_row(file)
-    (tmp_path / "a-file").touch()
-    for use in (
-        lambda: tables.report("known", tmp_path / "a-file"),
-        lambda: tables.listing(tmp_path / "a-file"),
-        lambda: results.rows("known", "smoke", tmp_path / "a-file"),
+def test_rows_that_cannot_be_opened_and_folders_that_are_files(known):
+    row, file = min(known.rglob("*.json")), known / "a-file"
+    row.unlink()
+    row.mkdir()
+    file.touch()
+    no_folder = "a-file is a file: expected the folder of results"
+    for use, words in (
+        (lambda: results.read_row(row), "cannot be read"),
+        (lambda: tables.report("known", file), no_folder),
+        (lambda: tables.listing(file), no_folder),
+        (lambda: results.rows("known", "smoke", file), no_folder),
     ):
-        with pytest.raises(
-            ResultsError,
-            match="a-file is a file: expected the folder of results",
-        ):
+        with pytest.raises(ResultsError, match=words):
             use()
-    for first in (
-        "/nonexistent",
-        "nowhere/",
-        "",
-        str(tmp_path / "a-file"),
-        str(known),
-    ):
-        with pytest.raises(
-            UnknownName, match="two folders of results, or two arms"
-        ):
-            tables.compare(first, "known/b", "smoke", known)
 
 
 # ---- what made them ----
 
 
 def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
-    """By hand, over the files of the package; another byte in the kernel is
+    """By hand, over the files of a package; another byte in the kernel is
     another code.
     """
-    import hashlib
-    import shutil
-
-    package = tmp_path / "normalnorm"
-    shutil.copytree(
-        ROOT / "normalnorm",
-        package,
-        ignore=shutil.ignore_patterns("__pycache__", "data_files"),
-    )
-    monkeypatch.setattr(
-        results, "__file__", str(package / "experiments" / "results.py")
-    )
-
-    def now():
-        results.source_hash.cache_clear()
-        return results.source_hash()
-
+    sources = {"a.py": "1", "experiments/results.py": "", "layers/b.cpp": "2"}
     by_hand = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
-        by_hand.update(
-            str(path.relative_to(package)).replace(os.sep, "/").encode()
-            + b"\0"
-            + path.read_bytes()
-        )
-    try:
-        first = now()
-        assert first == by_hand.hexdigest()[:12]
-        for name in ("layers/engines/native.cpp", "layers/core.py"):
-            with open(package / name, "a") as file:
-                file.write("\n")
-            first, before = now(), first
-            assert first != before, name
-        (package / "py.typed").write_text("no source")
-        assert now() == first
-    finally:
-        monkeypatch.undo()
-        results.source_hash.cache_clear()
+    for name, content in sources.items():
+        by_hand.update(f"{name}\0{content}".encode())
+    for name, content in {**sources, "py.typed": "no source"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    file = tmp_path / "experiments/results.py"
+    monkeypatch.setattr(results, "__file__", str(file))
+    anew = results.source_hash.__wrapped__
+    assert anew() == by_hand.hexdigest()[:12]
+    (tmp_path / "layers/b.cpp").write_text("3")
+    assert anew() != by_hand.hexdigest()[:12]
 
 
 def test_rows_say_what_computed_their_layers():
@@ -813,14 +603,7 @@ print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"],
                   native.available(), seen[-1]["instructions"],
                   seen[-1]["processor"], seen[-1]["source"]]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = python("-c", program)
     backends, kernel, native, instructions, processor, source = json.loads(
         done.stdout
     )
@@ -846,128 +629,82 @@ print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"],
         assert f": {processor}\n" in information.read_text()
 
 
-def _called(source, backend=None):
+def _called(source, backend):
     "What `codes` says of rows of this process."
+    way = " (some way)" if backend == "native" else ""
     return (
         f"source {source}, torch {torch.__version__}, CPU with "
         f"{torch.backends.cpu.get_cpu_capability()}, threads: "
-        f"{torch.get_num_threads()}"
-        + (
-            ", backend native (some way)"
-            if backend == "native"
-            else f", backend {backend}"
-            if backend
-            else ""
-        )
+        f"{torch.get_num_threads()}, backend {backend}{way}"
     )
 
 
-def _made(
-    monkeypatch, recipe, out, seeds, source, backend, arms=None, lines=None
-):
+def _made(monkeypatch, out, seeds, source, backend, arms=None):
     with monkeypatch.context() as m:
         m.setattr(results, "source_hash", lambda: source)
         m.setattr(results, "_computed", lambda device: (backend, "some way"))
-        results.run_recipe(
-            recipe,
-            "smoke",
-            seeds=seeds,
-            out=out,
-            arms=arms,
-            progress=(lines if lines is not None else []).append,
-        )
+        results.run_recipe("known", "smoke", seeds, out, arms=arms)
 
 
 @pytest.mark.parametrize(
     "others", [("111111111111", "native"), ("000000000000", "eager")]
 )
 def test_rows_of_different_code_make_no_table_unless_asked(
-    others, tmp_path, monkeypatch
+    others, tmp_path, monkeypatch, listed
 ):
-    recipe, lines = _recipe(), []
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    _made(
-        monkeypatch, recipe, tmp_path, 2, "000000000000", "native", lines=lines
-    )
-    assert not any("other code" in line for line in lines)
-    text = tables.report("known", tmp_path)
-    _made(monkeypatch, recipe, tmp_path, 4, *others, lines=lines)
-    assert (
-        others[0] == "000000000000"
-        or sum(
-            f"rows of other code ({_called('0' * 12, 'native')}: 4 rows)"
-            in line
-            for line in lines
-        )
-        == 1
-    )
+    listed(known_recipe())
+    ours = "000000000000", "native"
+    _made(monkeypatch, tmp_path, 2, *ours)
+    assert "codes in one table" not in tables.report("known", tmp_path)
+    _made(monkeypatch, tmp_path, 4, *others)
+    arms = "known/a", "known/b", "smoke", tmp_path
     for use in (
-        lambda: results.rows("known", "smoke", tmp_path),
-        lambda: results.rows("known", "smoke", tmp_path, every=True),
-        lambda: results.by_arm("known", "smoke", tmp_path),
+        lambda: tables.compare(*arms),
         lambda: tables.report("known", tmp_path),
-        lambda: tables.compare("known/a", "known/b", "smoke", tmp_path),
+        lambda: results.by_arm("known", "smoke", tmp_path),
+        lambda: results.rows("known", "smoke", tmp_path, every=True),
+        lambda: results.rows("known", "smoke", tmp_path),
     ):
         with pytest.raises(ResultsError, match="different code") as error:
             use()
-        assert f"{_called('0' * 12, 'native')}: 4 rows" in str(error.value)
-        assert f"{_called(*others)}: 4 rows" in str(
-            error.value
-        ) and "any_code=True" in str(error.value)
-    with pytest.raises(
-        ResultsError, match=r"a-seed0-\w+\.json(.|\n)*another folder"
-    ):
-        results.rows("known", "smoke", tmp_path)
-    assert len(
-        results.rows("known", "smoke", tmp_path, any_code=True)
-    ) == 8 and "8 of 8" in tables.listing(tmp_path)
+        for said in (
+            f"{_called(*ours)}: 4 rows",
+            f"{_called(*others)}: 4 rows",
+            "any_code=True",
+        ):
+            assert said in str(error.value)
+    assert re.search(
+        r"a-seed0-\w+\.json(.|\n)*another folder", str(error.value)
+    )
+    assert len(results.rows("known", "smoke", tmp_path, any_code=True)) == 8
+    assert "8 of 8" in tables.listing(tmp_path)
     mixed = tables.report("known", tmp_path, any_code=True)
-    assert (
-        f"rows of 2 codes in one table: {_called('0' * 12, 'native')} (4); "
-        in mixed
-        and "codes in one table" not in text
-    )
-    assert "seeds 0–3" in tables.compare(
-        "known/a", "known/b", "smoke", tmp_path, any_code=True
-    )
+    assert f"rows of 2 codes in one table: {_called(*ours)} (4); " in mixed
+    assert "seeds 0–3" in tables.compare(*arms, any_code=True)
 
 
-def test_rows_without_a_backend_go_with_any_and_arms_of_one_code_compare(
-    tmp_path, monkeypatch
-):
-    """A run that used no layer of ours cannot depend on the backend.
-
-    Rows of other arms do not keep two arms from being compared.
+def test_arms_of_one_code_compare(tmp_path, monkeypatch, listed):
+    """Rows of other arms do not keep two arms from being compared. Of two
+    folders it is said what made their rows.
     """
-    recipe = _recipe()
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    _made(monkeypatch, recipe, tmp_path / "one", 4, "0" * 12, None, arms=["a"])
-    _made(
-        monkeypatch, recipe, tmp_path / "one", 4, "0" * 12, "native", arms=["b"]
-    )
-    assert len(results.rows("known", "smoke", tmp_path / "one")) == 8
-    assert list(
-        results.codes(results.scan("known", "smoke", tmp_path / "one").rows)
-    ) == [_called("0" * 12, "native")]
-    _made(
-        monkeypatch, recipe, tmp_path / "two", 4, "0" * 12, "native", arms=["a"]
-    )
-    _made(
-        monkeypatch, recipe, tmp_path / "two", 4, "1" * 12, "native", arms=["b"]
-    )
-    assert "seeds 0–3" in tables.compare(
-        "known/a", "known/a", "smoke", tmp_path / "two"
-    )
+    listed(known_recipe())
+    one, two = tmp_path / "one", tmp_path / "two"
+    native = [_called(digit * 12, "native") for digit in "01"]
+    for out, arm, digit in (
+        (one, "a", 0),
+        (one, "b", 0),
+        (two, "a", 0),
+        (two, "b", 1),
+    ):
+        _made(monkeypatch, out, 4, str(digit) * 12, "native", [arm])
+    assert "seeds 0–3" in tables.compare("known/a", "known/a", "smoke", two)
     with pytest.raises(
         ResultsError, match="the two arms were made by different code"
     ):
-        tables.compare("known/a", "known/b", "smoke", tmp_path / "two")
-    text = tables.compare(str(tmp_path / "one"), str(tmp_path / "two"))
-    native = [_called(digit * 12, "native") for digit in "01"]
-    assert f"{tmp_path / 'one'}: {native[0]}\n" in text
-    assert f"{tmp_path / 'two'}: {native[0]}; {native[1]}\n" in text
+        tables.compare("known/a", "known/b", "smoke", two)
+    text = tables.compare(str(one), str(two))
+    assert f"{one}: {native[0]}\n" in text
+    assert f"{two}: {native[0]}; {native[1]}\n" in text
 
 
 def _package(commit, suffixes):
@@ -1055,7 +792,7 @@ def test_rows_are_found_when_they_are_packed(known):
         assert results.recorded(path) and results.read_row(path) == before[path]
         line = json.loads(results.packed(path.parent)[path.name])
         assert line["sha256"] == hashlib.sha256(content).hexdigest()
-    results.run_recipe(_recipe(), "smoke", out=known)
+    results.run_recipe(known_recipe(), "smoke", out=known)
     assert not any(path.exists() for path in files)
     packed = min(files).with_name(results.PACKED)
     lines = packed.read_text().splitlines(keepends=True)
@@ -1153,18 +890,21 @@ def test_the_rows_that_were_rewritten_are_those_that_were_written():
 
 
 @pytest.mark.book
-def test_the_drawn_images_of_committed_rows_are_those_of_their_seeds():
-    """And every row whose images are drawn names them; the identities are
-    those of the files' names and of the present configurations.
+def test_the_data_of_committed_rows_are_those_of_today():
+    """The sets, and of every row whose images are drawn by its seed, these;
+    the identities are those of the files' names and of the present
+    configurations.
     """
-    count = {}
+    count = Counter()
     for path, row in committed().items():
+        name = row["config"]["data"]
         draws = "draw" in row["config"] or row["recipe"] == "proxy-norm"
+        assert row["data_hash"] == data.data_hash(name)
         assert draws == (row["drawn_hash"] is not None), path
         if draws:
-            count[row["recipe"]] = count.get(row["recipe"], 0) + 1
-            key = row["config"]["data"], row["config"]["images"], row["seed"]
-            assert row["drawn_hash"] == _drawn(*key), path
+            count[row["recipe"]] += 1
+            drawn = _drawn(name, row["config"]["images"], row["seed"])
+            assert row["drawn_hash"] == drawn, path
     assert count == {
         "transform-given-noise": 96,
         "transform-given-noise-500": 48 + 8,
@@ -1180,89 +920,76 @@ def _drawn(name, images, seed):
     return data.data_hash(name, first=images, draw=seed)
 
 
-def test_unknown_names_list_near_matches(tmp_path):
-    with pytest.raises(UnknownName) as error:
-        results.run_recipe("first-experimnt", out=tmp_path)
-    assert (
-        str(error.value) == "no recipe is called 'first-experimnt': did "
-        "you mean first-experiment?"
-    )
-    with pytest.raises(UnknownName, match="did you mean smoke"):
-        results.run_recipe("first-experiment", scale="smok", out=tmp_path)
-    with pytest.raises(UnknownName, match="did you mean.*ResNet BNN"):
-        results.run_recipe(
-            "first-experiment", arms=["ResNet BNM"], out=tmp_path
-        )
-    with pytest.raises(UnknownName, match="first-experiment"):
-        tables.report("experiment", tmp_path)
-    with pytest.raises(
-        UnknownName, match="did you mean ResNet BN, ResNet BNN.*two folders"
-    ):
-        tables.compare(
-            "first-experiment/ResNet BNM",
-            "first-experiment/ResNet BN",
-            out=tmp_path,
-        )
-    with pytest.raises(
-        ValueError,
-        match="`compare` names the arm 'c', which no scale has: known are a, b",
-    ):
-        Recipe(
-            "r", "", (), {"book": {"a": {}, "b": {}}}, print, {}, (("a", "c"),)
-        )
-    with pytest.raises(ValueError, match="at least one run"):
-        results.run_recipe("first-experiment", seeds=0, out=tmp_path)
-
-
-def test_results_folder_from_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("NORMALNORM_RESULTS", str(tmp_path / "here"))
-    results.run_recipe(_recipe(), "smoke", seeds=1)
-    assert len(list((tmp_path / "here").rglob("*.json"))) == 2
-    assert (
-        "first-experiment" in tables.listing() and "smoke" in tables.listing()
-    )
-
-
-# ---- grids ----
-
-
-def _tuned(grid, **more):
+def _tuned(grid):
     "Arm b is better in validation at x = 2, and in test at x = 3."
 
     def run(config, seed, arm, **_):
-        return {
-            "metrics": {
-                "score": float(config["x"] * 10 + seed),
-                "validation_last": {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]]
-                + seed % 2,
-            }
-        }
+        judged = {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]] + seed % 2
+        score = float(config["x"] * 10 + seed)
+        return {"metrics": {"score": score, "validation_last": judged}}
 
     scales = {"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}}
-    return Recipe(
-        "tuned",
-        "",
-        (),
-        scales,
-        run,
-        {"score": "score"},
-        (("a", "b"),),
-        grid=grid,
-        **more,
-    )
+    return known_recipe(run, scales=scales, grid=grid)
 
 
-def test_compared_arms_have_the_same_grid_or_none():
-    _tuned({"a": {"x": (1, 2)}, "b": {"x": [1, 2]}})
-    for grid in (
-        {"a": {"x": (1, 2)}},
-        {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}},
-        {"a": {"x": (1,)}, "b": {"y": (1,)}},
-    ):
-        with pytest.raises(ValueError, match="same grid, or none"):
-            _tuned(grid)
-    with pytest.raises(ValueError, match="`grid` names the arm 'c'"):
-        _tuned({"c": {"x": (1,)}})
+@pytest.mark.parametrize(
+    "ask, words",
+    [
+        (
+            lambda out: results.run_recipe("first-experimnt", out=out),
+            "^no recipe is called 'first-experimnt': did you mean "
+            "first-experiment.$",
+        ),
+        (
+            lambda out: results.run_recipe("first-experiment", "smok", out=out),
+            "did you mean smoke",
+        ),
+        (
+            lambda out: results.run_recipe(
+                "first-experiment", arms=["ResNet BNM"], out=out
+            ),
+            "did you mean.*ResNet BNN",
+        ),
+        (lambda out: tables.report("experiment", out), "first-experiment"),
+        (
+            lambda out: tables.compare(
+                "first-experiment/ResNet BNM",
+                "first-experiment/ResNet BN",
+                out=out,
+            ),
+            "did you mean ResNet BN, ResNet BNN.*two folders",
+        ),
+        (
+            lambda out: known_recipe(compare=(("a", "c"),)),
+            "`compare` names the arm 'c', which no scale has: known are a, b",
+        ),
+        (
+            lambda out: results.run_recipe("first-experiment", seeds=0),
+            "at least one run",
+        ),
+        *(
+            (lambda out, grid=grid: _tuned(grid), "same grid, or none")
+            for grid in (
+                {"a": {"x": (1, 2)}},
+                {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}},
+                {"a": {"x": (1,)}, "b": {"y": (1,)}},
+            )
+        ),
+        (
+            lambda out: _tuned({"c": {"x": (1,)}}),
+            "`grid` names the arm 'c'",
+        ),
+    ],
+)
+def test_what_is_unknown_or_makes_no_experiment_is_refused(
+    ask, words, tmp_path
+):
+    with pytest.raises((UnknownName, ValueError)) as error:
+        ask(tmp_path)
+    assert re.search(words, str(error.value))
+
+
+# ---- grids ----
 
 
 def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
@@ -1271,66 +998,51 @@ def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
     """
     results.run_recipe(_tuned({}), "smoke", seeds=2, out=tmp_path)
     recipe = _tuned({arm: {"x": (1, 2)} for arm in "ab"})
-    assert (
-        len(
-            [
-                job
-                for job in results.plan(recipe, "smoke", 2, tmp_path)
-                if job.state == "finished"
-            ]
-        )
-        == 4
-    )
+    states = [job.state for job in results.plan(recipe, "smoke", 2, tmp_path)]
+    assert states.count("finished") == 4
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
-    assert {
-        json.dumps(row["setting"])
-        for row in results.rows(recipe, "smoke", tmp_path)
-    } == {'{"x": 2}'}
-    assert [
-        row["setting"]["x"]
-        for row in results.rows(recipe, "smoke", tmp_path, every=True)
-    ].count(1) == 4
+    settings = [
+        [
+            row["setting"]["x"]
+            for row in results.rows(recipe, "smoke", tmp_path, every)
+        ]
+        for every in (False, True)
+    ]
+    assert set(settings[0]) == {2}
+    assert settings[1].count(1) == 4
 
 
 def test_settings_are_chosen_on_validation_and_the_table_says_so(tmp_path):
     recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
-    assert len(results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)) == 12
+    results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
     shown = results.rows(recipe, "smoke", tmp_path)
     assert [
         (row["arm"], row["seed"], row["setting"], row["metrics"]["score"])
         for row in shown
     ] == [(arm, seed, {"x": 2}, 20.0 + seed) for arm in "ab" for seed in (0, 1)]
-    text = tables.report(recipe, tmp_path)
-    assert (
-        "over the same grid" in text
-        and '{"x": [1, 2, 3]}' in text
-        and 'a: {"x": 2}' in text
-        and "left out" not in text
-        and "| 20.50 ±" in " ".join(text.split())
-    )
-    next(tmp_path.rglob("b-seed*.json")).unlink()
+    text = told(recipe, tmp_path)
+    for part in (
+        "over the same grid",
+        '{"x": [1, 2, 3]}',
+        'a: {"x": 2}',
+        "| 20.50 ±",
+    ):
+        assert part in text, part
+    assert "left out" not in text
     results.run_recipe(recipe, "smoke", seeds=[5], arms=["a"], out=tmp_path)
-    by_arm = {
-        arm: [
-            row["seed"]
-            for row in results.rows(recipe, "smoke", tmp_path)
-            if row["arm"] == arm
-        ]
-        for arm in "ab"
-    }
-    assert by_arm["a"] == [0, 1, 5] and len(by_arm["b"]) in (1, 2)
+    # of arm b no seed has finished all settings
     for file in tmp_path.rglob("b-seed*.json"):
-        file.unlink()
-    results.run_recipe(
-        _tuned({arm: {"x": (1, 2)} for arm in "ab"}),
-        "smoke",
-        seeds=2,
-        arms=["b"],
-        out=tmp_path,
-    )
+        if results.read_row(file)["config"]["x"] == 3:
+            file.unlink()
+    found = results.rows(recipe, "smoke", tmp_path)
+    assert [(row["arm"], row["seed"]) for row in found] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 5),
+    ]
     assert (
         "no seed has finished all settings of the grid, so nothing is "
-        "chosen: b" in tables.report(recipe, tmp_path)
+        "chosen: b" in told(recipe, tmp_path)
     )
 
 
@@ -1338,87 +1050,66 @@ def test_settings_are_chosen_on_validation_and_the_table_says_so(tmp_path):
 
 
 def test_papers_numbers_stand_beside_with_their_source(tmp_path):
-    recipe = _recipe(
-        paper={
-            "b": Published(
-                90.41, 0.09, 6, "something large", "somebody, Table 2"
-            ),
-            "a": Published(7.0, None, None, "no error given", "there"),
-        }
-    )
+    large = Published(90.41, 0.09, 6, "something large", "somebody, Table 2")
+    none = Published(7.0, None, None, "no error given", "there")
+    recipe = known_recipe(paper={"b": large, "a": none})
     results.run_recipe(recipe, "smoke", out=tmp_path)
-    text = " ".join(tables.report(recipe, tmp_path).split())
-    assert (
-        "| 90.41 ± 0.09 (something large) |" in text
-        and "| 7.00 (no error given)" in text
-        and "| the paper's, of what it says |" in text
-        and "- b: something large, 6 seeds (somebody, Table 2)" in text
+    text = told(recipe, tmp_path)
+    for part in (
+        "| 90.41 ± 0.09 (something large) |",
+        "| 7.00 (no error given)",
+        "| the paper's, of what it says |",
+        "- b: something large, 6 seeds (somebody, Table 2)",
+    ):
+        assert part in text, part
+    one = known_recipe(paper={"a": none, "b": none})
+    found = results.rows(one, "smoke", tmp_path)
+    assert "| the paper's: no error given |" in tables.table(
+        one, found, paper=True
     )
-    one = _recipe(
-        paper={
-            arm: Published(9.0, None, None, "a set", "there") for arm in "ab"
-        }
-    )
-    assert "| the paper's: a set |" in tables.table(
-        one, results.rows(one, "smoke", tmp_path), paper=True
-    )
-    (line,) = (
-        line
-        for line in tables.listing(tmp_path).splitlines()
-        if line.startswith("| first-experiment ") and "| paper" in line
-    )
-    assert "(only: ResNet-18, CIFAR-10, no augmentation; ViT, SVHN, a" in line
     first = results.recipes()["first-experiment"].paper
     assert [
         (first[arm].mean, first[arm].se)
         for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")
     ] == [(88.89, 0.07), (90.41, 0.09), (94.61, 0.31), (95.78, 0.21)]
-
-
-def test_compare_two_arms_and_two_folders(tmp_path, monkeypatch):
-    recipe = _recipe(
-        lambda config, seed, arm, **_: {
-            "metrics": {"score": KNOWN[arm][seed], "always": 1.0}
-        }
+    assert re.search(
+        r"\| first-experiment .*\| paper.*\(only: ResNet-18, CIFAR-10, no "
+        "augmentation; ViT, SVHN, a",
+        tables.listing(tmp_path),
     )
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    results.run_recipe(recipe, "smoke", out=tmp_path / "one")
-    text = tables.compare("known/a", "known/b", "smoke", tmp_path / "one")
+
+
+def test_compare_two_arms_and_two_folders(tmp_path, listed):
+    more, one, two = 0.0, tmp_path / "one", tmp_path / "two"
+
+    def run(config, seed, arm, **_):
+        score = KNOWN[arm][seed] + more * (arm == "b" and seed > 1)
+        return {"metrics": {"score": score, "always": 1.0}}
+
+    results.run_recipe(listed(known_recipe(run)), "smoke", out=one)
     d = np.subtract(KNOWN["b"], KNOWN["a"])
-    assert (
-        f"{d.mean():+.2f} ± {scipy.stats.sem(d):.2f}" in text
-        and "seeds 0–3" in text
-        and "Not among" not in text
-    )
-    assert f"{-d.mean():+.2f} ± " in tables.compare(
-        "known/b", "known/a", "smoke", tmp_path / "one"
-    )
-    assert "+0.00 ± 0.00" in tables.compare(
-        "known/a", "known/a", "smoke", tmp_path / "one"
-    )
+    for arms, said in (
+        ("ab", mean_and_error(d, "+")),
+        ("ab", "seeds 0–3"),
+        ("ba", f"{-d.mean():+.2f} ± "),
+        ("aa", "+0.00 ± 0.00"),
+    ):
+        arms = [f"known/{arm}" for arm in arms]
+        assert said in tables.compare(*arms, "smoke", one)
     with pytest.raises(ValueError, match="has the seeds none at scale book"):
-        tables.compare("known/a", "known/b", "book", tmp_path / "one")
-    other = _recipe(
-        lambda config, seed, arm, **_: {
-            "metrics": {
-                "score": KNOWN[arm][seed] + 0.5 * (arm == "b" and seed > 1),
-                "always": 1.0,
-            }
-        }
-    )
-    results.run_recipe(other, "smoke", seeds=3, out=tmp_path / "two")
-    text = " ".join(
-        tables.compare(str(tmp_path / "one"), str(tmp_path / "two")).split()
-    )
-    assert (
-        "6 common runs; only in one of them: 2 and 0" in text
-        and "| a | 3 | 3 | score +0.000 ± 0.000 |" in text
-        and "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
-    )
+        tables.compare("known/a", "known/b", "book", one)
+    more = 0.5
+    results.run_recipe(known_recipe(run), "smoke", seeds=3, out=two)
+    text = " ".join(tables.compare(str(one), str(two)).split())
+    for part in (
+        "6 common runs; only in one of them: 2 and 0",
+        "| a | 3 | 3 | score +0.000 ± 0.000 |",
+        "| b | 3 | 2 | score +0.167 ± 0.167 |",
+    ):
+        assert part in text, part
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no run in common"):
-        tables.compare(str(tmp_path / "one"), str(tmp_path / "none"))
+        tables.compare(str(one), str(tmp_path / "none"))
 
 
 def test_switches_corrected_and_equivalence_p_in_the_tables():
@@ -1517,104 +1208,62 @@ def test_switches_corrected_and_equivalence_p_in_the_tables():
     )
 
 
-def test_no_p_value_is_zero():
-    """Twenty pairs that agree closely: p of the t test is 1e-20 and smaller,
-    that of the signs 2e-5.
-    """
-    assert (
-        scipy.stats.ttest_1samp([1.0 + i / 100 for i in range(20)], 0).pvalue
-        < 1e-20
-    )
-    found = [
-        {
-            "arm": arm,
-            "seed": seed,
-            "metrics": {"score": 10.0 + (arm == "b") * (1 + seed / 100)},
-        }
-        for arm in "ab"
-        for seed in range(20)
-    ]
-    line = tables.comparison(_recipe(), found).splitlines()[-1]
-    assert line.count("| < 0.001 ") == 3 and "0.000" not in line
-    assert tables.p_value(0.001) == "0.001"
-
-
 def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, listed
 ):
-    recipe = _recipe(cost={"smoke": "a blink"})
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
+    recipe = listed(known_recipe(cost={"smoke": "a blink"}))
     assert (
         "no run has finished, so there is no measured time; the recipe's own "
         "estimate: a blink" in tables.forecast("known", "smoke", out=tmp_path)
     )
     results.run_recipe(recipe, "smoke", seeds=2, arms=["a"], out=tmp_path)
     for file in tmp_path.rglob("*.json"):
-        file.write_text(_remade(file.read_text(), wall_seconds=120.0))
-    job = results.plan(recipe, "smoke", [3], tmp_path, ["b"])[0]
-    job.checkpoint.parent.mkdir(exist_ok=True)
-    job.checkpoint.touch()
+        _remake(file, wall_seconds=120.0)
+    results.plan(recipe, "smoke", [3], tmp_path, ["b"])[0].checkpoint.touch()
     text = tables.forecast("known", "smoke", out=tmp_path)
-    assert (
-        "8 runs, 2 finished, 1 begun" in text
-        and "about 4 min on one process for 2 of the 6 runs left" in text
+    assert "8 runs, 2 finished, 1 begun" in text
+    assert "about 4 min on one process for 2 of the 6 runs left" in text
+    assert re.search(
+        r"smoke.*a blink.*2 min a seed \(1 of 2 arms\).*2 of 8|"
+        r"smoke.*2 of 8.*a blink.*2 min a seed \(1 of 2 arms\)",
+        tables.listing(tmp_path),
     )
-    line = next(
-        line
-        for line in tables.listing(tmp_path).splitlines()
-        if "smoke" in line
-    )
-    assert (
-        "a blink" in line
-        and "2 min a seed (1 of 2 arms)" in line
-        and "2 of 8" in line
-    )
-    monkeypatch.setattr(
-        results,
-        "data_hash",
-        lambda name: (_ for _ in ()).throw(
-            data.DataError(f"{name} lies elsewhere")
-        ),
-    )
-    assert "cannot be run here: digits lies elsewhere" in tables.forecast(
-        "known", "smoke", out=tmp_path
-    )
-    status, out, err = _printed("run", "known", "--dry-run", "--out", tmp_path)
-    assert status == 1 and "cannot be run here" in out and not err
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
 
+    def elsewhere(name):
+        raise data.DataError(f"{name} lies elsewhere")
+
+    monkeypatch.setattr(results, "data_hash", elsewhere)
+    status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
+    assert (status, err) == (1, "")
+    assert "cannot be run here: digits lies elsewhere" in out
+
 
 def test_arms_whose_data_are_missing_are_named_and_the_others_run(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, listed
 ):
-    recipe = _recipe()
+    there, found = {"digits"}, data.data_hash("digits")
+    recipe = listed(known_recipe())
     recipe.scales["smoke"]["b"] = {"data": "elsewhere", "arm": "b"}
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    known, there = results.data_hash, {"digits"}
 
     def find(name):
         if name not in there:
             raise data.DataError(f"{name} lies on no machine")
-        return known("digits")
+        return found
 
     monkeypatch.setattr(results, "data_hash", find)
     line = "left out: b: elsewhere lies on no machine"
     assert {job.arm for job in results.plan(recipe, "smoke")} == {"a"}
     assert line in tables.forecast("known", "smoke", out=tmp_path)
-    for jobs in (1, 2):
+    for run in (results.run_recipe, spread.spread):
         lines = []
-        run = (
-            results.run_recipe
-            if jobs == 1
-            else functools.partial(spread.spread, jobs=2)
-        )
         rows = run("known", "smoke", out=tmp_path, progress=lines.append)
-        assert len(rows) == 4 and line in lines
-    status, out, err = _printed("run", "known", "--out", tmp_path)
-    assert status == 0 and line in err and "| a " in out
+        assert len(rows) == 4
+        assert line in lines
+    status, out, err = printed("run", "known", "--out", tmp_path)
+    assert status == 0
+    assert line in err
     for arms in (["b"], ["a", "b"]):
         with pytest.raises(data.DataError, match="elsewhere lies on no"):
             results.run_recipe("known", "smoke", out=tmp_path, arms=arms)
@@ -1622,160 +1271,26 @@ def test_arms_whose_data_are_missing_are_named_and_the_others_run(
     with pytest.raises(data.DataError, match="digits lies on no machine"):
         results.run_recipe("known", "smoke", out=tmp_path)
     there.update(("digits", "elsewhere"))
-    assert results.left_out(recipe, "smoke") == []
     assert len(results.run_recipe("known", "smoke", out=tmp_path)) == 8
 
 
-def _printed(*arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.main([str(a) for a in arguments])
-    return status, out.getvalue(), err.getvalue()
-
-
-def test_command_line(tmp_path, monkeypatch):
-    recipe = _recipe()
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": recipe})
-    status, out, err = _printed(
-        "run", "known", "--seeds", 2, "--dry-run", "--out", tmp_path
-    )
-    assert (
-        status == 0
-        and "4 runs, 0 finished" in out
-        and not err
-        and not list(tmp_path.iterdir())
-    )
-    status, out, err = _printed("run", "known", "--seeds", 2, "--out", tmp_path)
-    assert status == 0 and "| a " in out and "[4/4] known smoke b seed 1" in err
-    assert _printed("report", "known", "--out", tmp_path)[1] == out
-    assert "4 of 8" in _printed("list", "--out", tmp_path)[1]
-    assert (
-        _printed(
-            "compare",
-            "known/a",
-            "known/b",
-            "--scale",
-            "smoke",
-            "--out",
-            tmp_path,
-        )[0]
-        == 0
-    )
-    status, out, err = _printed(
-        "compare", "known/a", "known/c", "--out", tmp_path
-    )
-    assert status == 2 and not out and "known are a, b" in err
-    assert (
-        "[1/1] known smoke b seed 0: finished before"
-        in _printed(
-            "run", "known", "--seeds", 1, "--arm", "b", "--out", tmp_path
-        )[2]
-    )
-    (tmp_path / "file").touch()
-    status, out, err = _printed("run", "known", "--out", tmp_path / "file")
-    assert (
-        status == 2
-        and "normalnorm: " in err
-        and "file" in err
-        and "Traceback" not in err
-    )
+def test_command_line(tmp_path, listed):
+    "What it says while it works; what it refuses: test_cli.py."
+    listed(known_recipe())
+    here = "--out", tmp_path
+    status, out, err = printed("run", "known", "--seeds", 2, "--dry-run", *here)
+    assert (status, err) == (0, "")
+    assert "4 runs, 0 finished" in out
+    assert not list(tmp_path.iterdir())
+    status, out, err = printed("run", "known", "--seeds", 2, *here)
+    assert status == 0
+    assert "[4/4] known smoke b seed 1" in err
+    assert printed("report", "known", *here) == (0, out, "")
+    again = printed("run", "known", "--seeds", 1, "--arm", "b", *here)[2]
+    assert "[1/1] known smoke b seed 0: finished before" in again
 
 
 # ---- killed, doubled, starved ----
-
-
-def _networks(epochs=4):
-    def run(config, seed, arm, device, checkpoint, progress):
-        parts = {split: data.load("digits", split, 64) for split in data.SPLITS}
-        with seeded("weights", seed):
-            model = models.SmallResNet(width=2, stem_stride=1)
-        outcome = train(
-            model,
-            parts,
-            Settings(epochs=epochs, batch=16, lr=0.02),
-            seed,
-            device,
-            checkpoint,
-            progress,
-        )
-        return {
-            "metrics": {"test": outcome["last"]["test_accuracy"]},
-            "losses": [epoch["train_loss"] for epoch in outcome["history"]],
-        }
-
-    return Recipe(
-        "networks",
-        "",
-        (),
-        {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}},
-        run,
-        {"test": "test"},
-    )
-
-
-def test_full_disk_keeps_what_was_there_and_the_run_continues(tmp_path):
-    """Files may not grow beyond a size that a row fits into and a checkpoint
-    does not, after the second epoch.
-    """
-    resource = pytest.importorskip(
-        "resource", reason="no limits on this system"
-    )
-    expected = results.run_recipe(
-        _networks(), "smoke", seeds=1, arms=["a"], out=tmp_path / "whole"
-    )
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def starve(line):
-        if line.startswith("epoch 2/"):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-
-    try:
-        with pytest.raises(
-            OSError,
-            match="was not written, and what was there before "
-            "is untouched.*start the same command again",
-        ):
-            results.run_recipe(
-                _networks(),
-                "smoke",
-                seeds=1,
-                arms=["a"],
-                out=tmp_path / "full",
-                progress=starve,
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    (kept,) = (tmp_path / "full" / ".checkpoints").iterdir()
-    assert len(torch.load(kept, weights_only=True)["history"]) == 2
-    lines = []
-    found = results.run_recipe(
-        _networks(),
-        "smoke",
-        seeds=1,
-        arms=["a"],
-        out=tmp_path / "full",
-        progress=lines.append,
-    )
-    assert (
-        "continued after epoch 2" in " ".join(lines)
-        and found[0]["losses"] == expected[0]["losses"]
-        and found[0]["metrics"] == expected[0]["metrics"]
-    )
-
-
-def test_truncated_checkpoint_is_reported_and_stays(tmp_path):
-    job = results.plan(_networks(), "smoke", 1, tmp_path, ["a"])[0]
-    job.checkpoint.parent.mkdir(parents=True)
-    job.checkpoint.write_bytes(b"PK\x03\x04 half")
-    with pytest.raises(
-        ValueError, match="cannot be read.*delete it to start the run again"
-    ):
-        results.run_recipe(_networks(), "smoke", 1, tmp_path, arms=["a"])
-    assert (
-        job.checkpoint.read_bytes() == b"PK\x03\x04 half"
-        and not job.path.exists()
-    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="patches flock")
@@ -1783,23 +1298,21 @@ def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
     tmp_path, monkeypatch
 ):
     "Where files cannot be locked: the first row stays."
-    import errno
     import fcntl
 
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
-
-    def run(config, seed, arm, **_):
+    def run(**_):
         results.perform(job)  # the other writer is faster
         return {"metrics": {"score": 99.0}}
 
-    row = results.perform(job._replace(recipe=_recipe(run)))
-    assert row["metrics"] == {"score": 1.0} and json.loads(
-        job.path.read_text()
-    )["metrics"] == {"score": 1.0}
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    job = results.plan(known_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    slow = known_recipe(lambda config, **given: run(**given))
+    row = results.perform(job._replace(recipe=slow))
+    assert row["metrics"] == {"score": 1.0}
+    assert results.read_row(job.path) == row
 
 
 HOLDER = """
@@ -1813,7 +1326,7 @@ with FileLock(sys.argv[1]):
 
 def test_a_run_that_another_process_holds_is_left_or_waited_for(tmp_path):
     "A holder that is killed holds nothing any more."
-    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    job = results.plan(known_recipe(), "smoke", 1, tmp_path, ["a"])[0]
     lock = job.checkpoint.with_suffix(".lock")
     lock.parent.mkdir(parents=True)
     with subprocess.Popen(
@@ -1829,75 +1342,70 @@ def test_a_run_that_another_process_holds_is_left_or_waited_for(tmp_path):
     assert not list(lock.parent.iterdir())
 
 
-def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path):
-    job = results.plan(_recipe(), "smoke", 1, tmp_path, ["a"])[0]
-    left = [
-        path.with_name(f".{path.name}.99-abcdef01")
-        for path in (job.path, job.checkpoint)
-    ]
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_a_killed_writer_left_is_cleared_by_the_next(finished, tmp_path):
+    "Half a file; of one that died after its row, the checkpoint and the lock."
+    job = results.plan(known_recipe(), "smoke", 1, tmp_path, ["a"])[0]
+    if finished:
+        results.perform(job)
+        left = [job.checkpoint, job.checkpoint.with_suffix(".lock")]
+    else:
+        left = [
+            path.with_name(f".{path.name}.99-abcdef01")
+            for path in (job.path, job.checkpoint)
+        ]
     # of another job, which may be at work
     other = job.checkpoint.with_name(".0123456789ab.pt.99-abcdef01")
     for path in (*left, other):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-    results.perform(job)
-    assert (
-        not any(path.exists() for path in left)
-        and other.exists()
-        and job.path.exists()
-    )
+    assert results.perform(job) == results.read_row(job.path)
+    assert list(job.checkpoint.parent.iterdir()) == [other]
+    assert list(job.path.parent.iterdir()) == [job.path]
 
 
-def test_sigterm_ends_the_command_in_words(tmp_path, monkeypatch):
-    "In the middle of a run; status 143; afterwards SIGTERM is what it was."
-    import signal
+def test_sigterm_ends_the_command_in_words(tmp_path, listed):
+    "Afterwards SIGTERM is what it was. (What is kept: tools/kills.py.)"
 
-    def run(config, seed, arm, **_):
-        if seed == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return {"metrics": {"score": KNOWN[arm][seed]}}
+    def run(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    for module in (results, tables):
-        monkeypatch.setattr(module, "recipes", lambda: {"known": _recipe(run)})
+    listed(known_recipe(run))
     before = signal.getsignal(signal.SIGTERM)
-    status, out, err = _printed("run", "known", "--out", tmp_path)
-    assert (
-        status == 143
-        and not out
-        and err.endswith(
-            "normalnorm: ended by SIGTERM; what was finished is kept, and the "
-            "same "
-            "command continues from it\n"
-        )
+    status, out, err = printed("run", "known", "--out", tmp_path)
+    assert (status, out) == (143, "")
+    assert err.endswith(
+        "normalnorm: ended by SIGTERM; what was finished is kept, and the same "
+        "command continues from it\n"
     )
     assert signal.getsignal(signal.SIGTERM) is before
-    assert len(list(tmp_path.rglob("*.json"))) == 4
-    assert not list(tmp_path.rglob("*.lock"))
 
 
-def test_runs_without_metrics_are_refused(tmp_path):
-    for nothing in (None, {}, {"metrics": 3}, {"metrics": {}}):
-        with pytest.raises(ValueError, match="without `metrics`"):
-            results.run_recipe(
-                _recipe(lambda *_, **__: nothing), "smoke", 1, tmp_path
+@pytest.mark.parametrize(
+    "outcome, words",
+    [
+        *(
+            (nothing, "without `metrics`")
+            for nothing in (None, {}, {"metrics": 3}, {"metrics": {}})
+        ),
+        *(
+            (
+                {"metrics": {"score": value}},
+                "for the metric `score`: expected a finite number",
             )
-    for value in (float("nan"), float("inf"), "1.0", None, True, [1.0]):
-        with pytest.raises(
-            ValueError, match="for the metric `score`: expected a finite number"
-        ):
-            results.run_recipe(
-                _recipe(lambda *_, **__: {"metrics": {"score": value}}),
-                "smoke",
-                1,
-                tmp_path,
-            )
-    assert not list(tmp_path.rglob("*.json")) and not list(
-        (tmp_path / ".checkpoints").iterdir()
-    )
+            for value in (math.nan, math.inf, "1.0", None, True, [1.0])
+        ),
+    ],
+)
+def test_runs_without_metrics_are_refused(outcome, words, tmp_path):
+    recipe = known_recipe(lambda *_, **__: outcome)
+    with pytest.raises(ValueError, match=words):
+        results.run_recipe(recipe, "smoke", 1, tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == [".checkpoints"]
 
 
 FORKS = """
-import json, os, random, signal, sys, time
+import os
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -1905,115 +1413,42 @@ from normalnorm.experiments import data, models, results
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.train import seeded, train
 
-class NoisyNorm(torch.nn.BatchNorm2d):
-    def forward(self, x):
-        return super().forward(x) + (
-            0.3 * torch.randn_like(x) if self.training else 0)
-
 def run(config, seed, arm, device, checkpoint, progress):
     parts = {split: data.load("digits", split, 96) for split in data.SPLITS}
     with seeded("weights", seed):
-        model = models.SmallResNet(width=4, stem_stride=1, norm=NoisyNorm)
-    outcome = train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed,
-                    device, checkpoint, progress,
-                    augment=lambda x, y: (x + 0.1 * torch.randn(()), y))
-    with open(checkpoint.parents[1] / "performed", "a") as file:
+        model = models.SmallResNet(width=4, stem_stride=1)
+    train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed, device,
+          checkpoint, progress)
+    with open("performed", "a") as file:
         file.write(f"{arm}{seed} ")
-    return {"metrics": {"test": outcome["last"]["test_accuracy"],
-                        "chosen": outcome["chosen"]["epoch"]},
-            "losses": [epoch["train_loss"] for epoch in outcome["history"]]}
+    return {"metrics": {"test": 1.0}}
 
 recipe = results.Recipe(
     "forks", "", (),
     {"smoke": {arm: {"data": "digits", "arm": arm} for arm in "ab"}}, run,
     {"test": "test"})
-# imports what is imported late
-train(models.SmallResNet(width=2, stem_stride=1),
-      {s: data.load("digits", s, 32) for s in data.SPLITS},
-      Settings(epochs=1, batch=16))
-
-def child(out):
-    pid = os.fork()
-    if not pid:
+both = []
+for _ in range(2):
+    both.append(os.fork())
+    if not both[-1]:
         try:
-            results.run_recipe(recipe, "smoke", seeds=3, out=out, device="cpu")
+            results.run_recipe(recipe, "smoke", seeds=3, out="two",
+                               device="cpu")
         finally:
             os._exit(0)
-    return pid
-
-start = time.perf_counter()
-os.waitpid(child(Path("whole")), 0)
-# each kill also costs a start and a part of an epoch
-longest = (time.perf_counter() - start) / 11
-generator = random.Random(0)
-# on a machine that has become faster the runs end before twenty kills: again,
-# with half the time between them
-for attempt in range(8):
-    kills, out = 0, Path(f"kills{attempt}")
-    while kills < 20:
-        pid = child(out)
-        time.sleep(generator.uniform(0.0, longest))
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            break
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        kills += 1
-        for file in out.rglob("*.json"):
-            json.loads(file.read_text())  # complete at any time
-        for file in out.rglob("*.pt"):
-            torch.load(file, weights_only=True)
-    unfinished = sum(job.state != "finished"
-                     for job in results.plan(recipe, "smoke", 3, out))
-    if kills == 20 and unfinished:
-        break
-    longest /= 2
-os.waitpid(child(out), 0)
-for pid in [child(Path("two")), child(Path("two"))]:
+for pid in both:
     os.waitpid(pid, 0)
-out.rename("kills")
-print(kills, unfinished)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_twenty_kills_and_two_at_once_change_nothing(tmp_path):
-    """kill −9 at random moments; two processes at one list.
-
-    Both end with the rows of an undisturbed run, and nothing is done twice.
-    """
+def test_two_processes_at_one_list_do_nothing_twice(tmp_path):
     (tmp_path / "forks.py").write_text(FORKS)
-    done = subprocess.run(
-        [sys.executable, "forks.py"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    kills, unfinished = map(int, done.stdout.split())
-    assert kills == 20 and unfinished > 0  # every kill met a run
-    found = {
-        mode: {
-            p.name: json.loads(p.read_text())
-            for p in (tmp_path / mode).rglob("*.json")
-        }
-        for mode in ("whole", "kills", "two")
-    }
-    assert len(found["whole"]) == 6
-    for mode in ("kills", "two"):
-        assert found[mode].keys() == found["whole"].keys()
-        for name, row in found[mode].items():
-            assert (
-                row["metrics"] == found["whole"][name]["metrics"]
-                and row["losses"] == found["whole"][name]["losses"]
-            )
-        assert not [
-            p.name for p in (tmp_path / mode / ".checkpoints").iterdir()
-        ], "leftovers"
-    assert sorted(
-        (tmp_path / "two" / "performed").read_text().split()
-    ) == sorted(f"{arm}{seed}" for arm in "ab" for seed in range(3))
+    python("forks.py", cwd=tmp_path)
+    runs = [f"{arm}{seed}" for arm in "ab" for seed in range(3)]
+    assert sorted((tmp_path / "performed").read_text().split()) == runs
+    assert len(results.scan("forks", "smoke", tmp_path / "two").rows) == 6
+    assert not list((tmp_path / "two" / ".checkpoints").iterdir())
 
 
 # ---- several processes at one run ----
@@ -2102,32 +1537,10 @@ def test_the_command_under_torchrun(tmp_path):
     (tmp_path / "together.py").write_text(TOGETHER)
     program = "import sys\nfrom normalnorm.cli import main\nsys.exit(main())"
     (tmp_path / "command.py").write_text(program)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "command.py",
-            "run",
-            "first-experiment",
-            "--arm",
-            "ResNet BNN",
-            "--seeds",
-            "1",
-            "--device",
-            "cpu",
-            "--out",
-            "whole",
-        ],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun = "-m torch.distributed.run --nproc-per-node 2 command.py"
+    run = "run first-experiment --seeds 1 --device cpu --out whole --arm"
+    command = *torchrun.split(), *run.split(), "ResNet BNN"
+    done = python(*command, cwd=tmp_path)
     # one of them reports
     assert done.stdout.count("results in whole") == 1
     assert done.stderr.count("epoch 2/2") == 1
@@ -2136,58 +1549,45 @@ def test_the_command_under_torchrun(tmp_path):
     assert whole["processes"] == 2
     assert not list(tmp_path.rglob("*.pt"))
 
-    done = subprocess.run(
-        [sys.executable, "together.py"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ended = dict(map(json.loads, done.stdout.splitlines()))
-
-    def told(name, rank=0, kind="err"):
-        return (tmp_path / f"{name}-{rank}.{kind}").read_text()
-
-    assert ended["again"] == [0, 0] and "finished before" in told("again")
-    assert told("again", 1, "out") == "" and "results in" in told(
-        "again", 0, "out"
-    )
-    assert ended["killed"] == [-9, 1] and ended["one fails"] == [1, 2]
-    assert all(
-        "another process of this torchrun has ended" in said
-        for said in (told("killed", 1), told("one fails"))
-    )
-    assert ended["elsewhere"] == [2, 2]
-    for rank in range(2):
-        assert (
-            "of 2 processes, some have read a checkpoint"
-            in (said := told("elsewhere", rank))
-            and "(epochs done: 1, 0)" in said
-        ), said
-    assert ended["full"] == [2, 2]
-    for rank in range(2):
-        assert "normalnorm: " in told("full", rank) and (
-            "no space left" in told("full", rank)
-        )
-    assert ended["resumed"] == [0, 0]
-    assert "continued after epoch 2" in told("resumed")
-    (again,) = (
-        results.read_row(path) for path in (tmp_path / "killed").rglob("*.json")
-    )
-    for row in (whole, again):
-        row["metrics"].pop("seconds")
-        for epoch in row["history"]:
-            epoch.pop("seconds")
+    done = python("together.py", cwd=tmp_path)
+    assert dict(map(json.loads, done.stdout.splitlines())) == {
+        "again": [0, 0],
+        "killed": [-9, 1],
+        "elsewhere": [2, 2],
+        "full": [2, 2],
+        "resumed": [0, 0],
+        "one fails": [1, 2],
+        "jobs": [2, 2],
+        "damaged": [2, 2],
+    }
+    of_two = "of 2 processes, some have read a checkpoint"
+    for file, said in (
+        ("again-0.err", "finished before"),
+        ("again-0.out", "results in"),
+        ("killed-1.err", "another process of this torchrun has ended"),
+        ("one fails-0.err", "another process of this torchrun has ended"),
+        ("one fails-1.err", "the second process cannot"),
+        ("resumed-0.err", "continued after epoch 2"),
+        ("jobs-0.err", "--jobs"),
+        *(
+            (f"{name}-{rank}.err", said)
+            for rank in range(2)
+            for name, said in (
+                ("elsewhere", of_two),
+                ("elsewhere", "(epochs done: 1, 0)"),
+                ("full", "normalnorm: "),
+                ("full", "no space left"),
+                ("damaged", "something was edited"),
+            )
+        ),
+    ):
+        assert said in (tmp_path / file).read_text(), file
+    assert (tmp_path / "again-1.out").read_text() == ""
+    assert not list((tmp_path / "new").rglob("*.json"))
+    (file,) = (tmp_path / "killed").rglob("*.json")
+    again, whole = timeless(results.read_row(file)), timeless(whole)
     for field in ("metrics", "history", "gaussianity", "test_right", "hash"):
         assert again[field] == whole[field], field
-    assert "the second process cannot" in told("one fails", 1)
-    assert not list((tmp_path / "new").rglob("*.json"))
-    assert ended["jobs"] == [2, 2] and "--jobs" in told("jobs")
-    assert ended["damaged"] == [2, 2] and all(
-        "something was edited" in told("damaged", rank) for rank in range(2)
-    )
 
 
 # ---- a run of book scale: a command of its own ----
@@ -2199,84 +1599,54 @@ def test_the_command_that_kills(tmp_path):
     tests/experiments/test_spread.py.)
     """
     out = tmp_path / "kills.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tools.kills",
-            "--scale",
-            "smoke",
-            "--kills",
-            "2",
-            "--flips",
-            "2",
-            "--skip",
-            "worker",
-            "--out",
-            out,
-        ],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = "-m tools.kills --scale smoke --kills 6 --flips 2 --skip worker"
+    python(*options.split(), "--out", out, cwd=ROOT)
     found = json.loads(out.read_text())
     parts = found["parts"]
-    assert found["failures"] == {} and found["source"] == results.source_hash()
-    assert parts["at_random_moments"]["kills"] == 2
+    assert found["failures"] == {}
+    assert found["source"] == results.source_hash()
+    assert parts["at_random_moments"]["kills"] == 6
     assert parts["in_a_write"]["kills"] == 1
     assert parts["sigterm"]["status"] == 143
     assert "start the same command again" in parts["full_disk"]["message"]
-    assert parts["turned_bits"]["checkpoint"]["bits"] == 2
-    assert parts["turned_bits"]["row"]["bits"] == 6
+    bits = parts["turned_bits"]
+    assert [bits[of]["bits"] for of in ("checkpoint", "row")] == [2, 6]
 
 
-def test_the_command_that_kills_sees_a_wrong_row(tmp_path):
-    """A row with another number, one that is missing, one that is there twice
-    under another name, a checkpoint that stays: `settle` refuses each.
+def _with_another_number(path):
+    metrics = results.read_row(path)["metrics"] | {"test_last": 12.5}
+    _remake(path, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _with_another_number,
+        lambda path: path.write_text(path.read_text()[:-30]),
+        Path.unlink,
+        lambda path: shutil.copy(path, path.with_name(f"copy-{path.name}")),
+        lambda path: (path.parents[2] / ".checkpoints" / "0.pt").touch(),
+    ],
+)
+def test_the_command_that_kills_sees_a_wrong_row(damage, tmp_path, once):
+    """A row with another number, one that is cut or missing, one that is there
+    twice under another name, a checkpoint that stays: `settle` refuses each.
     """
-    from tools import kills
 
-    (row,) = results.run_recipe(
-        kills.RECIPE,
-        "smoke",
-        1,
-        tmp_path / "1",
-        arms=[kills.OTHER],
-        device="cpu",
-    )
-    expected = {kills.OTHER: kills.timeless(row)}
+    def make(folder):
+        results.run_recipe(
+            kills.RECIPE, "smoke", 1, folder, "cpu", arms=[kills.OTHER]
+        )
+
+    shutil.copytree(once("a row of smoke scale", make), tmp_path / "1")
+    (path,) = tmp_path.rglob("*.json")
+    expected = {kills.OTHER: kills.timeless(results.read_row(path))}
     trial = kills.Trial("smoke", tmp_path / "1", (kills.OTHER,))
-    trial.start = lambda: _ended()
-
-    def _ended():
-        process = subprocess.Popen([sys.executable, "-c", ""])
-        return process.pid
-
+    trial.start = lambda: subprocess.Popen([sys.executable, "-c", ""]).pid
     trial.settle(expected)
-    (path,) = trial.folder.rglob("*.json")
-    text = path.read_text()
-    for damage in (
-        lambda: path.write_text(
-            _remade(text, metrics=row["metrics"] | {"test_last": 12.5})
-        ),
-        lambda: path.write_text(text[:-30]),
-        path.unlink,
-        lambda: path.with_name(f"copy-{path.name}").write_text(text),
-        lambda: (tmp_path / "1" / ".checkpoints" / "0.pt").touch(),
-    ):
-        (tmp_path / "1" / ".checkpoints").mkdir(exist_ok=True)
-        damage()
-        with pytest.raises(AssertionError):
-            trial.settle(expected)
-        for other in path.parent.glob("copy-*"):
-            other.unlink()
-        path.write_text(text)
-    assert kills.timeless({"seconds": 1, "a": [{"seconds": 2, "b": 3}]}) == {
-        "a": [{"b": 3}]
-    }
+    damage(path)
+    with pytest.raises(AssertionError):
+        trial.settle(expected)
 
 
 @pytest.mark.book
@@ -2305,22 +1675,6 @@ def test_what_came_out_of_the_kills():
 # ---- the first experiment ----
 
 
-def test_paper_scale_says_what_is_missing(tmp_path, monkeypatch):
-    hub = pytest.importorskip("normalnorm.experiments.hub")
-    pytest.importorskip(
-        "datasets",
-        reason="without it the error says how to install it: "
-        "tests/experiments/test_data.py",
-    )
-    monkeypatch.setattr(hub, "_reachable", lambda library: False)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.delenv("NORMALNORM_DATASETS", raising=False)
-    with pytest.raises(
-        data.DataError, match="cifar10 is not on this machine.*hf download"
-    ):
-        results.run_recipe("first-experiment", "paper", seeds=1, out=tmp_path)
-
-
 def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
     lines = []
     (row,) = results.run_recipe(
@@ -2332,56 +1686,13 @@ def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
         device="cpu",
         progress=lines.append,
     )
-    again = json.loads(next(tmp_path.rglob("*.json")).read_text())
-    assert (
-        again == json.loads(json.dumps(row))
-        and row["seed"] == 7
-        and row["data_hash"] == data.data_hash("digits")
-    )
-    for key in (
-        "schema",
-        "config",
-        "history",
-        "metrics",
-        "device",
-        "torch",
-        "python",
-        "commit",
-        "source",
-        "wall_seconds",
-        "threads",
-        "processor",
-        "instructions",
-        "kernel",
-        "backend",
-    ):
-        assert key in row
-    assert (
-        row["schema"] == results.SCHEMA == 4
-        and row["source"] == results.source_hash()
-    )
-    assert len(row["history"]) == row["config"]["train"]["epochs"] and any(
-        "epoch 2/2" in line for line in lines
-    )
+    (file,) = tmp_path.rglob("*.json")
+    assert results.read_row(file) == row
+    assert (row["seed"], row["schema"]) == (7, results.SCHEMA)
+    assert row.items() >= results.provenance().items()
+    assert len(row["history"]) == row["config"]["train"]["epochs"]
+    assert any("epoch 2/2" in line for line in lines)
     assert not list((tmp_path / ".checkpoints").iterdir())
-    assert (
-        row["gaussianity"]["before"].keys()
-        == row["gaussianity"]["after"].keys()
-        and "stem_norm" in row["gaussianity"]["after"]
-    )
-
-
-def test_leftovers_of_a_process_that_died_after_its_row(tmp_path):
-    """Killed between writing the row and tidying up: the next pass over the
-    list removes the lock and the checkpoint.
-    """
-    recipe = results.find("first-experiment")
-    job = results.plan(recipe, "smoke", 1, tmp_path)[0]
-    job.path.parent.mkdir(parents=True)
-    job.path.write_text('{"metrics": {}}')
-    job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    job.checkpoint.write_text("left")
-    job.checkpoint.with_suffix(".lock").write_text("")
-    with contextlib.suppress(Exception):
-        results.perform(job)
-    assert not list(job.checkpoint.parent.iterdir()) and job.path.exists()
+    measured = row["gaussianity"]
+    assert "stem_norm" in measured["after"]
+    assert measured["before"].keys() == measured["after"].keys()

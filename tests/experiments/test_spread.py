@@ -4,28 +4,17 @@ failing runs, and what cannot be sent.
 
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import os
-import subprocess
+import re
 import sys
-import threading
 import types
-from pathlib import Path
 
 import pytest
 
 from normalnorm.experiments import results, spread
 from normalnorm.experiments.results import Recipe
-
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(
-        [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    ),
-    "OMP_NUM_THREADS": "1",
-}
+from tests.experiments.known import environment, python
 
 SOURCE = """
 import os, signal, torch
@@ -66,101 +55,88 @@ def recipe(*arms):
 
 @pytest.fixture
 def spreading(tmp_path, monkeypatch):
-    (tmp_path / "module").mkdir()
-    (tmp_path / "module" / "spreading_recipe.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path / "module"))
-    monkeypatch.setenv(
-        "PYTHONPATH",
-        os.pathsep.join([str(tmp_path / "module"), ENVIRONMENT["PYTHONPATH"]]),
-    )
+    module = tmp_path / "module"
+    module.mkdir()
+    (module / "spreading_recipe.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(module))
+    paths = os.pathsep.join([str(module), environment()["PYTHONPATH"]])
+    monkeypatch.setenv("PYTHONPATH", paths)
     yield importlib.import_module("spreading_recipe")
     sys.modules.pop("spreading_recipe")
+
+
+def are_continued_to_the_same(spreading, out, arms):
+    """The rows by arm: those of "lives" and "dies once", with the losses of an
+    undisturbed run, by other processes than this.
+    """
+    (expected,) = results.run_recipe(
+        spreading.recipe("lives"), seeds=1, out=out / "one", device="cpu"
+    )
+    found = results.rows(spreading.recipe(*arms), "smoke", out)
+    assert {row["arm"]: row["continued"] for row in found} == {
+        "lives": 0,
+        "dies once": 1,
+    }
+    for row in found:
+        assert row["losses"] == expected["losses"]
+        assert row["process"] != os.getpid()
+    return found
 
 
 def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(
     spreading, tmp_path, monkeypatch
 ):
-    lines = []
+    lines, arms = [], ("lives", "dies once", "fails", "dies always")
     monkeypatch.setattr(spread, "cores", lambda: 6)
     with pytest.raises(spread.SpreadError) as error:
         spread.spread(
-            spreading.recipe("lives", "dies once", "fails", "dies always"),
+            spreading.recipe(*arms),
             seeds=1,
-            out=tmp_path / "many",
+            out=tmp_path,
             jobs=2,
             device="cpu",
             progress=lines.append,
             attempts=2,
         )
-    message = str(error.value)
-    assert (
-        "2 of 4 runs failed, the others are finished" in message
-        and "dies always seed 0: its process ended with status -9" in message
-    )
-    assert (
-        "fails seed 0: ArithmeticError: the loss is nan" in message
-        and "lives" not in message
-        and "dies once" not in message
-    )
-    assert (
-        sum(
-            "dies once seed 0: its process ended with status -9" in line
-            and "taken up again" in line
-            for line in lines
-        )
-        == 1
-    )
+    died = "seed 0: its process ended with status -9"
+    for said in (
+        "2 of 4 runs failed, the others are finished",
+        f"dies always {died}",
+        "fails seed 0: ArithmeticError: the loss is nan",
+    ):
+        assert said in str(error.value)
+    assert not re.search("lives|dies once", str(error.value))
+    again = [line for line in lines if "taken up again" in line]
+    assert sum(f"dies once {died}" in line for line in again) == 1
     assert any("lives seed 0: epoch 4/4" in line for line in lines)
-    expected = results.run_recipe(
-        spreading.recipe("lives"), seeds=1, out=tmp_path / "one", device="cpu"
-    )[0]
-    rows = {
-        row["arm"]: row
-        for row in results.rows(
-            spreading.recipe("lives", "dies once", "fails", "dies always"),
-            "smoke",
-            tmp_path / "many",
-        )
-    }
-    assert (
-        rows.keys() == {"lives", "dies once"}
-        and rows["dies once"]["continued"] == 1
-        and rows["lives"]["continued"] == 0
-    )
-    assert (
-        rows["lives"]["losses"]
-        == rows["dies once"]["losses"]
-        == expected["losses"]
-        and rows["lives"]["process"] != os.getpid()
-    )
-    assert rows["lives"]["threads"] == 3
-    left = sorted(
-        p.suffix for p in (tmp_path / "many" / ".checkpoints").iterdir()
-    )
+    left = [path.suffix for path in (tmp_path / ".checkpoints").iterdir()]
     # of the job that dies always: its checkpoint waits for a cure
-    assert left == [".lock", ".pt"]
+    assert sorted(left) == [".lock", ".pt"]
+    found = are_continued_to_the_same(spreading, tmp_path, arms)
+    assert {row["threads"] for row in found if row["arm"] == "lives"} == {3}
 
 
-class Threaded:
-    """A worker whose process is a thread: what it is given is kept, and `does`
-    says what comes of it.
+class Fake:
+    """A worker without a process, whose pipe holds the answer as soon as it has
+    a job. One that gets "dies" first dies, once.
     """
 
-    made, does = [], []
+    exitcode = -9
 
     def __init__(self, *place):
         self.pipe, self.far = multiprocessing.Pipe()
         self.place, self.job, self.given, self.process = place, None, [], self
-        self.exitcode = -9
         self.made.append(self)
 
     def give(self, job, patient):
         assert self.job is None, "it has a job"
         self.job = job
+        given = [label for worker in self.made for label, _ in worker.given]
         self.given.append((job.label, patient))
-        threading.Thread(
-            target=self.does[0], args=(self, job, patient), daemon=True
-        ).start()
+        if job.label == "dies" and "dies" not in given:
+            return self.far.close()
+        left = job.label == "held" and not patient
+        self.far.send(("done", None if left else job.label))
 
     def join(self, timeout=None):
         return None
@@ -169,76 +145,42 @@ class Threaded:
 
 
 def test_each_worker_has_a_job_and_one_that_dies_is_replaced(monkeypatch):
-    """Two workers meet in the middle of their jobs, so both are at work; the
-    replacement takes up the job, the other does not.
+    """Both are at work at once; the replacement takes up the job, the other
+    does not; what another process is at comes last.
     """
     jobs = [
         types.SimpleNamespace(label=label, hash=label, state="new")
         for label in ("a", "b", "held", "dies")
     ]
-    together, deaths = threading.Barrier(2), []
-
-    def does(self, job, patient):
-        if job.label in "ab":
-            together.wait(20)
-        if job.label == "dies" and not deaths:
-            deaths.append(self)
-            return self.far.close()
-        self.far.send(
-            ("done", None if job.label == "held" and not patient else job.label)
-        )
-
-    monkeypatch.setattr(Threaded, "made", [])
-    monkeypatch.setattr(Threaded, "does", [does])
-    monkeypatch.setattr(spread, "_Worker", Threaded)
-    lines = []
-    assert spread._local(jobs, [("cpu", 1), ("cpu", 2)], lines.append, 2) == {}
-    first, second, third = Threaded.made
-    assert [w.given[0][0] for w in (first, second)] == [
-        "a",
-        "b",
-    ] and third.place == deaths[0].place
-    assert (
-        third.given[0] == ("dies", False)
-        and sum(label == "held" for w in Threaded.made for label, _ in w.given)
-        == 2
-    )
-    assert [
-        label for w in Threaded.made for label, patient in w.given if patient
-    ] == ["held"]
+    lines, places = [], [("cpu", 1), ("cpu", 2)]
+    monkeypatch.setattr(Fake, "made", [], raising=False)
+    monkeypatch.setattr(spread, "_Worker", Fake)
+    assert spread._local(jobs, places, lines.append, 2) == {}
+    first, second, third = Fake.made
+    assert [w.given[0] for w in (first, second)] == [("a", False), ("b", False)]
+    (died,) = [w for w in (first, second) if ("dies", False) in w.given]
+    assert third.place == died.place
+    assert third.given[0] == ("dies", False)
+    given = first.given + second.given + third.given
+    assert sorted(given)[-2:] == [("held", False), ("held", True)]
+    assert sum(patient for _, patient in given) == 1
     assert sum("taken up again" in line for line in lines) == 1
 
 
-def test_finished_runs_start_no_process_and_what_cannot_be_sent_is_said(
-    spreading, tmp_path, monkeypatch
-):
-    results.run_recipe(spreading.recipe("lives"), seeds=2, out=tmp_path)
-    monkeypatch.setattr(
-        spread, "_Worker", lambda *place: pytest.fail("a process was started")
-    )
-    lines = []
-    assert len(
-        spread.spread(
-            spreading.recipe("lives"),
-            seeds=2,
-            out=tmp_path,
-            progress=lines.append,
-        )
-    ) == 2 and lines == ["2 of 2 runs finished before"]
-    local = Recipe(
-        "local",
-        "",
-        (),
-        {"smoke": {"a": {"data": "digits"}}},
-        lambda **_: {"metrics": {}},
-        {},
-    )
-    with pytest.raises(
-        ValueError,
-        match="the recipe local cannot be sent to another "
-        "process.*define its function in a module",
-    ):
-        spread.spread(local, out=tmp_path, device="cpu")
+def local_recipe():
+    "It cannot be sent to another process."
+    scales = {"smoke": {"a": {"data": "digits"}}}
+    run = lambda *_, **__: {"metrics": {"m": 1.0}}
+    return Recipe("local", "", (), scales, run, {})
+
+
+def test_finished_runs_start_no_process(spreading, tmp_path, monkeypatch):
+    recipe, lines = spreading.recipe("lives"), []
+    done = results.run_recipe(recipe, seeds=2, out=tmp_path)
+    monkeypatch.delattr(spread, "_Worker")
+    again = spread.spread(recipe, seeds=2, out=tmp_path, progress=lines.append)
+    assert again == done
+    assert lines == ["2 of 2 runs finished before"]
     with pytest.raises(
         ValueError, match="jobs=-1: expected a number of processes"
     ):
@@ -248,93 +190,61 @@ def test_finished_runs_start_no_process_and_what_cannot_be_sent_is_said(
 def test_rows_of_other_code_are_told_before_runs_are_added(
     tmp_path, monkeypatch
 ):
-    local, lines = (
-        Recipe(
-            "local",
-            "",
-            (),
-            {"smoke": {"a": {"data": "digits"}}},
-            lambda *_, **__: {"metrics": {"m": 1.0}},
-            {},
-        ),
-        [],
-    )
+    "And what cannot be sent is said."
+    lines = []
     with monkeypatch.context() as m:
         m.setattr(results, "source_hash", lambda: "0" * 12)
-        results.run_recipe(local, seeds=1, out=tmp_path)
-    with pytest.raises(ValueError, match="cannot be sent"):
+        results.run_recipe(local_recipe(), seeds=1, out=tmp_path)
+    with pytest.raises(
+        ValueError,
+        match="the recipe local cannot be sent to another "
+        "process.*define its function in a module",
+    ):
         spread.spread(
-            local, seeds=2, out=tmp_path, device="cpu", progress=lines.append
+            local_recipe(),
+            seeds=2,
+            out=tmp_path,
+            device="cpu",
+            progress=lines.append,
         )
-    assert (
-        lines[0] == "1 of 2 runs finished before"
-        and "rows of other code (source 000000000000" in lines[1]
-        and len(lines) == 2
-    )
+    assert lines[0] == "1 of 2 runs finished before"
+    assert "rows of other code (source 000000000000" in lines[1]
+    assert len(lines) == 2
 
 
-def test_threads_and_devices_are_divided(monkeypatch):
+@pytest.mark.parametrize(
+    "jobs, device, most, places",
+    [
+        (3, "cpu", None, [("cpu", 2)] * 3),
+        (0, "cpu", None, [("cpu", 1)] * 8),
+        (0, "cpu", 2, [("cpu", 4)] * 2),
+        (20, "cpu", 30, [("cpu", 1)] * 20),
+        (0, "cuda", None, [("cuda:0", 4), ("cuda:1", 4)]),
+        (3, "cuda", None, [("cuda:0", 2), ("cuda:1", 2), ("cuda:0", 2)]),
+        (0, "cuda:1", None, [("cuda:1", 8)]),
+    ],
+)
+def test_threads_and_devices_are_divided(
+    jobs, device, most, places, monkeypatch
+):
     monkeypatch.setattr(spread, "cores", lambda: 8)
     monkeypatch.setattr(spread.torch.cuda, "device_count", lambda: 2)
-    assert (
-        spread.allotment(3, "cpu") == [("cpu", 2)] * 3
-        and spread.allotment(0, "cpu") == [("cpu", 1)] * 8
-    )
-    assert (
-        spread.allotment(0, "cpu", most=2) == [("cpu", 4)] * 2
-        and spread.allotment(20, "cpu", most=30) == [("cpu", 1)] * 20
-    )
-    assert spread.allotment(0, "cuda") == [
-        ("cuda:0", 4),
-        ("cuda:1", 4),
-    ] and spread.allotment(3, "cuda") == [
-        ("cuda:0", 2),
-        ("cuda:1", 2),
-        ("cuda:0", 2),
-    ]
-    assert spread.allotment(0, "cuda:1") == [("cuda:1", 8)]
+    assert spread.allotment(jobs, device, most) == places
 
 
 def test_command_line_spreads(tmp_path):
-    arguments = [
-        "run",
-        "first-experiment",
-        "--arm",
-        "ResNet BN",
-        "--arm",
-        "ViT LN",
-        "--seeds",
-        "2",
-        "--jobs",
-        "2",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys\nif __name__ == '__main__':\n"
-            " from normalnorm.cli import main; "
-            f"sys.exit(main({arguments!r}))",
-        ],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
+    arms = ["--arm", "ResNet BN", "--arm", "ViT LN"]
+    options = "--seeds 2 --jobs 2 --device cpu --out"
+    program = (
+        "import sys\nif __name__ == '__main__':\n"
+        " from normalnorm.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (
-        "4 runs, seeds 0–1" in done.stdout
-        and "| ViT LN" in done.stdout
-        and "[0/4 finished]" in done.stderr
-    )
-    assert (
-        len(list((tmp_path / "first-experiment" / "smoke").glob("*.json"))) == 4
-    )
+    command = "run", "first-experiment", *arms, *options.split(), tmp_path
+    done = python("-c", program, *command, cwd=tmp_path)
+    assert "4 runs, seeds 0–1" in done.stdout
+    assert "| ViT LN" in done.stdout
+    assert "[0/4 finished]" in done.stderr
+    assert len(list(tmp_path.rglob("smoke/*.json"))) == 4
 
 
 @pytest.mark.skipif(
@@ -345,41 +255,20 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
     spreading, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    expected = results.run_recipe(
-        spreading.recipe("lives"), seeds=1, out=tmp_path / "one", device="cpu"
-    )[0]
+    arms = "lives", "dies once", "fails"
     with pytest.raises(
         spread.SpreadError,
         match="1 of 3 runs failed.*fails seed 0: ArithmeticError",
     ):
         spread.spread(
-            spreading.recipe("lives", "dies once", "fails"),
+            spreading.recipe(*arms),
             seeds=1,
-            out=tmp_path / "ray",
+            out=tmp_path,
             jobs=1,
             device="cpu",
             ray=True,
         )
-    rows = {
-        row["arm"]: row
-        for row in results.rows(
-            spreading.recipe("lives", "dies once", "fails"),
-            "smoke",
-            tmp_path / "ray",
-        )
-    }
-    assert (
-        rows["lives"]["losses"]
-        == rows["dies once"]["losses"]
-        == expected["losses"]
-        and rows["dies once"]["continued"] == 1
-    )
-    assert (
-        json.loads(next((tmp_path / "ray").rglob("lives*.json")).read_text())[
-            "process"
-        ]
-        != os.getpid()
-    )
+    are_continued_to_the_same(spreading, tmp_path, arms)
 
 
 def test_ray_that_is_missing_is_named(spreading, tmp_path, monkeypatch):

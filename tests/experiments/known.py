@@ -1,0 +1,64 @@
+"A recipe whose numbers are known, and commands in processes of their own."
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from normalnorm import cli
+from normalnorm.experiments.results import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
+
+
+def known_numbers(config, seed, arm, **_):
+    return {"metrics": {"score": KNOWN[arm][seed % 4]}}
+
+
+def known_recipe(run=known_numbers, **more):
+    configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
+    fields = {
+        "scales": {"smoke": configs, "book": configs},
+        "columns": {"score": "score"},
+        "compare": (("a", "b"),),
+        "seeds": {"smoke": 4},
+    }
+    return Recipe("known", "known numbers", (), run=run, **fields | more)
+
+
+def environment(**more):
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def python(*arguments, cwd=None):
+    "What a Python with these arguments, which must end well, prints."
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def printed(*arguments):
+    "Exit status, standard output and error stream of a command."
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = cli.main([str(a) for a in arguments])
+        except SystemExit as end:
+            status = end.code
+    return status, out.getvalue(), err.getvalue()
