@@ -250,8 +250,6 @@ def test_fresh_seeds_draw_their_images_for_one_contrast(recipe):
     assert {other.name for other in GIVEN_NOISE} == {
         f"transform-given-noise{what}" for what in ("", "-500", "-glyphs")
     }
-    switches = (False, 0.0), (True, 0.0), (False, 0.4), (True, 0.4)
-    wanted = dict(zip(given_noise.ARMS, switches, strict=True))
     for arms in recipe.scales.values():
         config = arms["BNN"]
         assert config["draw"]
