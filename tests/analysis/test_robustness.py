@@ -120,6 +120,16 @@ def test_a_module_that_is_called_twice_is_one_place():
     )
 
 
+def test_what_follows_in_place_does_not_reach_a_place():
+    model = network(lambda: nn.Sequential(*[nn.LeakyReLU(0.5) for _ in "abc"]))
+    x = pixels()[0]
+    apart, kept = noise_attenuation(model, x, places=["0", "1"]), x.clone()
+    for module in model:
+        module.inplace = True
+    assert noise_attenuation(model, x, places=["0", "1"]) == apart
+    assert torch.equal(x, kept)
+
+
 def test_words_take_noise_after_their_embedding():
     model = models.LanguageModel(
         vocabulary=11, length=6, width=8, depth=1, heads=2, hidden=16
