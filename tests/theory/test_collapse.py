@@ -241,3 +241,10 @@ def test_rows_of_the_cures():
     assert found["LN+PN"]["p1_most"][29] < 0.05
     # Theorem 2
     assert min(found["IN"]["p3"]) > 1 - 1e-5
+
+
+@pytest.mark.book
+def test_each_variant_runs_at_the_smallest_scale():
+    for config in random_nets.collapse_nets.arms("smoke").values():
+        found = random_nets.run(config, 0)
+        assert 0 <= found["p1"][-1] <= 1.001

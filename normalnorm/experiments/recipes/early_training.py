@@ -300,8 +300,9 @@ def run(
     that was reached its `step`, the mean `loss` of the ten steps before and
     what `measured` says.
 
-    `config`: of an arm; `arm`: its name, which changes nothing; `device`: the
-    processor, in any case; `checkpoint`, `progress`: not used.
+    `config`: of an arm; `seed`: of weights, batches and noise; `arm`: its name,
+    which changes nothing; `device`: the processor, in any case; `checkpoint`,
+    `progress`: not used.
 
     Example:
 

@@ -470,7 +470,7 @@ collapse_nets = Recipe(
     name="collapse",
     title="how fast do random networks collapse?",
     scales={
-        "smoke": _nets_arms(_SMOKE),
+        "smoke": _nets_arms(_SMOKE | {"width": 64}),
         "book": _nets_arms(_BOOK | {"width": 128, "nets": 16})
         | {
             f"{kind}, width {width}": _BOOK
