@@ -260,7 +260,7 @@ REFUSED = {
     "mkldnn": "mkldnn.*to_dense|layout Mkldnn",
     # accepted by layer norms: no gradient can be made as for other inputs
     "nested": "nested.*unbind|NestedTensorImpl",
-    "nested, jagged": "nested.*unbind|concrete integers",
+    "nested, jagged": "nested.*unbind|concrete integers|last axes must",
     "quantized": "quint8",
     **{
         kind: rf"torch\.{kind}.*\.float\(\)"
