@@ -27,8 +27,10 @@ ROWS = (6, 4)
 # the rows that are made from a number of channels, or from the sizes of the
 # last axes
 MADE = [
-    t._replace(shape=(3, 4, 5, 6) if t.kind == "B C H W" else ROWS)
-    for t in trials()
+    t
+    if t.kind == "B C H W"
+    else t._replace(kind="B C", shape=ROWS)  # of the last axes too
+    for t in trials({"B": 3, "C": 4, "L": 2, "D": 2, "H": 5, "W": 6})
     if t.kind in ("B C", "B L C", "B C H W")
     and not t.row.maker
     and t.name != "layer2"

@@ -256,11 +256,9 @@ REFUSED = {
     "conjugate": "complex64",
     "sparse": "sparse_coo.*to_dense",
     "compressed sparse": "sparse_csr.*to_dense|axes|shape",
-    # accepted by batch norms, whose backward pass is refused
-    "mkldnn": "mkldnn.*to_dense|layout Mkldnn",
-    # accepted by layer norms: no gradient can be made as for other inputs
-    "nested": "nested.*unbind|NestedTensorImpl",
-    "nested, jagged": "nested.*unbind|concrete integers",
+    "mkldnn": "mkldnn.*to_dense",
+    "nested": "nested.*unbind",
+    "nested, jagged": "nested.*unbind",
     "quantized": "quint8",
     **{
         kind: rf"torch\.{kind}.*\.float\(\)"
@@ -1150,6 +1148,19 @@ NOT_TRIED = [
 # refused where PyTorch's layer is right, or different from float64
 KNOWN = [
     Known(
+        "layer|rms|over axes|batch, functional",
+        "input: nested",
+        "those over the last axes take its parts, but no gradient is made here "
+        "as for others; the function of batches leaves it to PyTorch to refuse",
+        "NestedTensorImpl|concrete integers|last axes must",
+    ),
+    Known(
+        "^batch|^sync",
+        "input: mkldnn",
+        "taken, but PyTorch has no gradient of it",
+        "layout Mkldnn",
+    ),
+    Known(
         "",
         "input: no channels",
         "a wrong number of channels is refused, of an empty input too",
@@ -1208,12 +1219,11 @@ KNOWN = [
     ),
     Known(
         "",
-        "torch.func.grad",
+        "torch.func.grad|jvp",
         "running averages cannot be written under torch.func; PyTorch's fused "
         "layer writes them unseen",
         "would mutate a captured Tensor",
     ),
-    Known("", "jvp", "as above", "would mutate a captured Tensor"),
     Known(
         "instance",
         "weight changed before backward",
@@ -1265,12 +1275,11 @@ KNOWN = [
     ),
     Known(
         "",
-        "expanded",
+        "expanded|overlapping",
         "averages whose elements share their memory cannot be written; "
         "PyTorch's layer writes them all the same",
         "single memory location",
     ),
-    Known("", "overlapping", "as above", "single memory location"),
     Known("", "ε: negative", "a negative ε is refused", "must not be negative"),
     Known(
         "batch",
