@@ -389,7 +389,8 @@ class Isolated:
 
     context = multiprocessing.get_context("forkserver")
     # what PyTorch imports late takes seconds, and each process would do it
-    context.set_forkserver_preload(["__main__", __name__, "torch._dynamo"])
+    preload = [__name__, "torch._dynamo"]
+    context.set_forkserver_preload(preload)
 
     def __enter__(self):
         self.pool = None
