@@ -25,8 +25,11 @@ FAR = 30
 NO_PICTURE = {
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",
+    "423_experiments.recipes.random_nets": "a program; its figures are in 345",
     "592_experiments.recipes.growth": "a program; its figures are in 365",
     "593_experiments.recipes.slimming": "a program; its figures are in 370",
+    "594_experiments.recipes.power_training": "a program; its figures: 427",
+    "595_experiments.recipes.early_training": "a program; its figures: 457",
     "733_experiments.idx": "what a reader makes of a file cut short",
     "750_experiments.train": "five demands, in words",
     "760_experiments.results": "the table of what a row answers",

@@ -440,10 +440,10 @@ class Forked(nn.Module):
         made = lambda: nn.Sequential(
             nn.Conv2d(2, 2, 1), normalnorm.BatchNormalNorm2d(2)
         )
-        self.a, self.na = made()
-        self.b, self.nb = made()
-        self.c, self.nc = made()
-        self.d, self.nd = made()
+        self.a, self.norm_a = made()
+        self.b, self.norm_b = made()
+        self.c, self.norm_c = made()
+        self.d, self.norm_d = made()
         self.tail = made().append(nn.ReLU())
         self.never = normalnorm.BatchNormalNorm2d(2)
         self.untraceable = untraceable
@@ -452,13 +452,13 @@ class Forked(nn.Module):
         if self.untraceable and x.sum() > 1e9:
             return x
         u = self.a(x)
-        v = self.na(u) + u
-        v = self.nb(self.b(self.nb(self.b(v))))
-        return self.tail(self.nd(self.d(self.nc(self.c(self.c(v))))))
+        v = self.norm_a(u) + u
+        v = self.norm_b(self.b(self.norm_b(self.b(v))))
+        return self.tail(self.norm_d(self.d(self.norm_c(self.c(self.c(v))))))
 
 
 @pytest.mark.parametrize(
-    "untraceable, replaced", [(True, ["tail.1"]), (False, ["nd", "tail.1"])]
+    "untraceable, replaced", [(True, ["tail.1"]), (False, ["norm_d", "tail.1"])]
 )
 def test_only_pairs_that_belong_together_are_folded(untraceable, replaced):
     model = seen(Forked(untraceable).double(), (5, 2, 4, 4))
@@ -468,9 +468,9 @@ def test_only_pairs_that_belong_together_are_folded(untraceable, replaced):
     torch.testing.assert_close(folded(u), model(u), rtol=1e-9, atol=1e-9)
     if not untraceable:
         assert {r.name: r.reason.split(", too")[0] for r in report.left} == {
-            "na": "the result of a is used elsewhere",
-            "nb": "it, or the map before it, is called several times",
-            "nc": "it, or the map before it, is called several times",
+            "norm_a": "the result of a is used elsewhere",
+            "norm_b": "it, or the map before it, is called several times",
+            "norm_c": "it, or the map before it, is called several times",
             "never": "there is no convolution or linear map directly before it",
         }
 

@@ -901,9 +901,14 @@ def _doubled(t: Tensor) -> None:
         t.mul_(2)
 
 
-S["input changed before backward"] = Situation(
-    between=lambda layer, x, out: _doubled(x), same=True
-)
+@_run("input changed before backward", forwards=1)
+def _input_changed(layer, x):
+    x = leaf(x) * 1  # in memory of its own
+    out = layer(x)
+    _doubled(x)
+    return gathered(layer, x, out)
+
+
 S["weight changed before backward"] = Situation(
     between=lambda layer, x, out: _doubled(layer.weight), same=True
 )
@@ -1230,9 +1235,17 @@ KNOWN = [
         "PyTorch's layer works on a copy of the weight",
         "modified by an inplace operation",
     ),
-    Known("layer2", "vmap", "of issue 16", "is_contiguous inside of vmap"),
     Known(
-        "decorrelated", "vmap", "of issue 16", "is_contiguous inside of vmap"
+        "frn",
+        "input: 1e18",
+        "the squares of a unit are summed in its own precision, as timm's",
+        "gradient of tau",
+    ),
+    Known(
+        "layer2|decorrelated",
+        "vmap",
+        "PyTorch does not say within vmap how a tensor lies",
+        "is_contiguous inside of vmap",
     ),
     Known(
         "decorrelated",

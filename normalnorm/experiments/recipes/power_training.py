@@ -161,14 +161,14 @@ def run(
         net, data = network(config, seed), _splits(config, seed, device)
         net = net.to(device)
         probes = data["test"][0][: config["probes"]]
-        first = [t[: config["train"]["batch"]] for t in data["train"]]
+        x, y = (t[: config["train"]["batch"]] for t in data["train"])
         around: dict[str, Any] = {}
         steep: dict[str, Any] = {}
 
         def look(when: str) -> None:
             around[when] = _vicinity(net, probes, config["around"], seed)
             if config["leading"]:
-                steep[when] = _steepness(net, *first, config["leading"])
+                steep[when] = _steepness(net, x, y, config["leading"])
 
         history = [_powers(net, probes)]
 
