@@ -71,8 +71,10 @@ RECORD = """exec('''
 import re, sys
 sys._opened_files, sys._read_files = set(), set()
 def _hook(event, arguments, opened=sys._opened_files, read=sys._read_files,
-          shows_nothing=re.compile(r"importlib|traceback[.]py|_dynamo|"
-                                   r":(source_hash|stale|exported) ").search):
+          shows_nothing=re.compile(
+              r"importlib|traceback[.]py|_dynamo|"
+              r"experiments.results[.]py:source_hash |"
+              r"tools.run[.]py:stale |tools.ledger[.]py:exported ").search):
     if event == "open" and isinstance(arguments[0], str):
         opened.add(arguments[0])
         frame, by = sys._getframe(1), ""

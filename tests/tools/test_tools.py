@@ -508,7 +508,7 @@ def test_relative_imports_are_resolved():
 # ---- the runner -------------------------------------------------------------
 
 
-HASH = "def source_hash(): return hash(open(normalnorm.first.__file__).read())"
+READS = "open(normalnorm.first.__file__).read()"
 COMPILED = (
     "exec(compile('def h(x): return x + 1', normalnorm.first.__file__, 'exec'))"
     "\\ntorch.compile(h, backend='eager')(torch.ones(2))"
@@ -520,7 +520,7 @@ STALE = "Run(Chapter('020_theory.second', Path.cwd().parent)).stale()"
     "shows, docstring",
     [
         ("g()  # doctest: +ELLIPSIS, '__doc__'", ""),
-        (f"import normalnorm\\n{HASH}\\nsource_hash()", ""),
+        ("from experiments.results import source_hash\\nsource_hash()", ""),
         (f"import normalnorm, torch\\n{COMPILED}", ""),
         (
             f"import sys\\nsys.path.append('{ROOT}')\\n"
@@ -530,12 +530,25 @@ STALE = "Run(Chapter('020_theory.second', Path.cwd().parent)).stale()"
         ),
         ("import inspect\\ninspect.getsource(f)", "changed"),
         ("f.__doc__", "changed"),
+        (
+            f"import normalnorm\\ndef source_hash(): return {READS}\\n"
+            "source_hash()",
+            "changed",
+        ),
     ],
-    ids=["calls", "hashes", "compiles", "asks", "shows", "shows-docstring"],
+    ids=[
+        *("calls", "hashes", "compiles", "asks", "shows", "shows-docstring"),
+        "shows by a function of its own",
+    ],
 )
 def test_a_docstring_makes_only_stale_what_shows_it(checkout, shows, docstring):
     second = chapter("020_theory.second", checkout)
     edit(checkout, "020_theory.second", "assert 1 + 1 == 2", shows)
+    (checkout / "nbs/experiments").mkdir()
+    (checkout / "nbs/experiments/results.py").write_text(
+        "import normalnorm.first\n\n\ndef source_hash():\n"
+        f"    return hash({READS})\n"
+    )
     module = checkout / "normalnorm/first.py"
     text = module.read_text()
     run.execute(second)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...analysis.hessian import hessian_extremes
 from ...analysis.power import model_power
-from ..data import load
+from ..data import splits
 from ..optimization import Settings
 from .proxy import built, proxy, proxy_model
 from ..results import Recipe
@@ -60,14 +60,11 @@ def _splits(
     config: dict[str, Any], seed: int, device: str
 ) -> dict[str, tuple[Tensor, Tensor]]:
     "Training images drawn by the seed; the same others for all."
-    name = config["data"]
-    loaded = {
-        "train": load(name, "train", config["images"], draw=seed),
-        "validation": load(name, "validation"),
-        "test": load(name, "test", config["tested"]),
-    }
+    found = splits(
+        config["data"], seed, train=config["images"], test=config["tested"]
+    )
     return {
-        split: (x.to(device), y.to(device)) for split, (x, y) in loaded.items()
+        split: (x.to(device), y.to(device)) for split, (x, y) in found.items()
     }
 
 
