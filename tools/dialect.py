@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import html
 import json
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -943,8 +944,16 @@ def one_tree_for_many_references() -> None:
         StandardDomain._resolve_numref_xref = resolve_kept
 
 
+def write_in_parallel(app, env):
+    """One process reads, since what sphinx-proof collects cannot be merged; as
+    many as there are cores write.
+    """
+    app.parallel = os.cpu_count() or 1
+
+
 def setup(app):
     app.connect("source-read", source_read)
+    app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)
     app.connect("doctree-resolved", inline_figures)
     # after the extensions that add scripts
