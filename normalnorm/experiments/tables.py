@@ -207,7 +207,7 @@ def caption(
     one_of = lambda key: ", ".join(
         sorted({str(row.get(key) or "unknown") for row in found})
     )
-    data = ", ".join(sorted({row["config"]["data"] for row in found}))
+    data = ", ".join(sorted({row["config"]["data"] or "no" for row in found}))
     grids = {
         json.dumps(recipe.grid[arm], sort_keys=True)
         for arm in by
