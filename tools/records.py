@@ -93,13 +93,17 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         cure: of.run(config, 0)["p1"]
         for cure, config in of.collapse_cures.arms("smoke").items()
     },
-    "covariance field": lambda of: [
-        float(share)
-        for norm, how in of.CASES.values()
-        for layer in of.measured(
+    "covariance-field": lambda of: [
+        share
+        for norm, how in of.FIELDS.values()
+        for layer in of.measured_shares(
             of.small_images(4), norm, 2, 64, 0, how.get("group")
         )
         for share in layer
+    ],
+    "drawn-units": lambda of: [
+        of.correlation_map(0.35, "relu", norm, power=True, **how)
+        for norm, how in of._DRAWN.values()
     ],
     "early-training": lambda of: {
         norm: [
@@ -111,10 +115,12 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         ]
         for norm in of.LAYERS
     },
-    "layer maps": lambda of: [
-        of.deep(case, 0, 64, 3).tolist()
-        for case in of.chapter()["CASES"]
-        if case.deep
+    "hessian": lambda of: {
+        arm: of.run(config, 0)["after"]["largest"]
+        for arm, config in of.hessians.arms("smoke").items()
+    },
+    "layer-maps": lambda of: [
+        of.deep(case, 0, 64, 3) for case in of.CASES if case.deep
     ],
     # without those that take the curvature, for a minute, before they begin
     "power-training": lambda of: {
@@ -123,9 +129,8 @@ WITNESSES: dict[str, Callable[[Any], Any]] = {
         if not config["leading"]
     },
     "torchattacks": lambda of: [
-        of.fgsm(of.trained(norm, x, y), x, y, 0.03).sum().item()
-        for x, y in [of.growth.images("train", 100)]
-        for norm in of.growth.NORMS
+        of.fgsm(*of.attacked(config, 0), 0.03).sum().item()
+        for config in of.peer_attacks.arms("smoke").values()
     ],
     "wide-propagation": lambda of: [
         of.wide_run(of.wide_propagation.arms("book")[f"skips, {norm}"], 0)[
@@ -140,7 +145,6 @@ def testify(names: list[str]) -> dict[str, dict[str, Any]]:
     "What the witnesses of one module say in this process, on which machine."
     import torch
 
-    sys.path.append(str(ROOT / "tests"))
     torch.set_num_threads(1)
     entries, said = ledger(), {}
     for name in names:

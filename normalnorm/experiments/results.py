@@ -210,8 +210,9 @@ class Recipe:
     """An experiment.
 
     `scales`: scale → arm → configuration, plain JSON values with the data set's
-    name under "data". Where each seed draws its own training examples, "draw"
-    is true and "images" their number (see `drawn_hash`). `name`: for commands;
+    name under "data", None where no set is read. Where each seed draws its own
+    training examples, "draw" is true and "images" their number (see
+    `drawn_hash`). `name`: for commands;
     `title`: for people.
 
     `run(config, seed=, arm=, device=, checkpoint=, progress=)` performs one run
@@ -861,9 +862,13 @@ def _wrong(row: Any, path: Path) -> str | None:
         holds, expected = _KINDS[kind]
         if not (holds(row[name]) or row[name] is None and name in later):
             return f"`{name}` is {_shown(row[name])}: expected {expected}"
-    if not isinstance(row["config"].get("data"), str):
-        given = _shown(row["config"].get("data"))
-        return f"`data` in `config` is {given}: expected the name of a data set"
+    data = row["config"].get("data", ...)
+    if not isinstance(data, (str, type(None))):
+        given = "missing" if data is ... else _shown(data)
+        return (
+            f"`data` in `config` is {given}: expected the name of a data set, "
+            "or null where none is read"
+        )
     if row["config"].get("draw") and row["drawn_hash"] is None:
         return (
             "`drawn_hash` is None, and by its configuration it draws "
@@ -1486,7 +1491,7 @@ def _data(
     missing: dict[str, DataError] = {}
     for name in dict.fromkeys(config["data"] for config in configs):
         try:
-            there[name] = data_hash(name)
+            there[name] = data_hash(name) if name else ""
         except DataError as error:
             missing[name] = error
     return there, missing

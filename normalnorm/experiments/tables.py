@@ -207,7 +207,7 @@ def caption(
     one_of = lambda key: ", ".join(
         sorted({str(row.get(key) or "unknown") for row in found})
     )
-    data = ", ".join(sorted({row["config"]["data"] for row in found}))
+    data = ", ".join(sorted({row["config"]["data"] or "no" for row in found}))
     grids = {
         json.dumps(recipe.grid[arm], sort_keys=True)
         for arm in by
@@ -706,9 +706,8 @@ def report(
                     for name, paths in several_codes.items()
                 )
             )
-        files = len(list((out / recipe.name / scale).glob("*.json")))
-        others = files - len(every) - len(bad)
-        if others > 0:
+        others = len(there.rows) - len(every)
+        if others:
             parts.append(
                 f"scale {scale}: {others} rows of other "
                 "configurations are left out"
@@ -1260,7 +1259,7 @@ def problems(out: Path | str | None = None) -> list[ResultsError]:
         []
     """
     out = Path(out or default_out())
-    folders = sorted({path.parent for path in out.glob("*/*/*.json")})
+    folders = sorted({path.parent for path in out.glob("*/*/*.json*")})
     known = recipes()
     return [
         problem

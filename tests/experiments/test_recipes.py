@@ -6,6 +6,7 @@ what the paper's runs were."""
 import dataclasses
 import json
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.recipes import (
     first,
     given_noise,
+    growth,
     language,
     one_factor,
     proxy,
     unique,
+    wide_nets,
 )
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
@@ -163,6 +166,18 @@ def test_what_a_recipe_leaves_open_is_said(gap, fields):
 def test_recipes_that_contradict_themselves_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(given_noise.given_noise, **fields)
+
+
+@pytest.mark.parametrize(
+    "recipe, missing",
+    [(growth.peer_attacks, "torchattacks"), (wide_nets.peer_maps, "jax")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_recipe_says_which_package_it_needs(recipe, missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    config = next(iter(recipe.arms("smoke").values()))
+    with pytest.raises(ImportError, match=f"{recipe.name}, which is not inst"):
+        recipe.run(config, 0)
 
 
 FIRST = "30064ed2:results/first-experiment/book/rows.jsonl"

@@ -1,20 +1,13 @@
-"""The correlation map and the covariance field: types, edges, errors, and the
-library's layers in networks. `python -m tests.theory.test_correlation_map`
-makes results/covariance-field.json anew.
-"""
+"The correlation map and the covariance field: types, edges, errors."
 
-import datetime
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-import normalnorm
 from normalnorm.theory import covariance_field as fields
 from normalnorm.theory import pairs
 from normalnorm.theory.correlation_map import (
@@ -377,153 +370,3 @@ def test_the_field_of_unequal_images_with_epsilon(norm, group):
         root = field.diagonal().sqrt()
         apart = values.T @ values / len(x) - field
         assert (apart / torch.outer(root, root)).abs().max() < 0.02
-
-
-def small_images(count):
-    from normalnorm.experiments import data
-
-    images, _ = data.load("fashion", "test", first=count)
-    return F.adaptive_avg_pool2d(images.double(), 7)
-
-
-def computed(images, norm, depth, eps=0.0, group=None, drawn=4096):
-    field, found = fields.image_field(images), []
-    for _ in range(depth):
-        y, field = fields.next_field(
-            fields.convolved(field, images.shape),
-            len(images),
-            norm,
-            eps=eps,
-            group=group,
-            drawn=drawn,
-        )
-        found.append(fields.power_shares(y, len(images))[:3])
-    return found
-
-
-def measured(images, norm, depth, width, seed, group=None):
-    "The shares in a network of the library's and PyTorch's layers."
-    torch.manual_seed(seed)
-    z, found, tiny = images.float(), [], 1e-12
-    for layer in range(depth):
-        conv = (
-            normalnorm.PreLayerNormConv2d
-            if norm == "pre-layer" and layer
-            else nn.Conv2d
-        )(z.shape[1], width, 3, padding=1, bias=False, padding_mode="circular")
-        nn.init.normal_(conv.weight, std=(9 * z.shape[1]) ** -0.5)
-        after = {
-            "batch": lambda: nn.BatchNorm2d(width, tiny, affine=False),
-            "instance": lambda: nn.GroupNorm(width, width, tiny, False),
-            "group": lambda: nn.GroupNorm(width // group, width, tiny, False),
-        }.get(norm, lambda: nn.GroupNorm(1, width, tiny, False))()
-        phi = (
-            normalnorm.ProxyNorm(width, "relu", samples=None)
-            if (norm == "proxy")
-            else nn.ReLU()
-        )
-        with torch.no_grad():
-            y = conv(z)
-            if not (norm == "pre-layer" and layer):
-                y = after(y)
-            z = phi(y)
-        means, total = y.mean((2, 3)), y.square().mean()
-        first, second = (
-            means.mean(0).square().mean() / total,
-            means.var(0, correction=0).mean() / total,
-        )
-        found.append([first.item(), second.item(), (1 - first - second).item()])
-    return found
-
-
-CASES = {
-    "layer norm": ("layer", {}),
-    "PreLayerNorm": ("pre-layer", {}),
-    "layer norm and proxy": ("proxy", {"eps": 0.03}),
-    "batch norm": ("batch", {}),
-    "instance norm": ("instance", {}),
-    "groups of 32 channels": ("group", {"group": 32}),
-    "groups of 4 channels": ("group", {"group": 4}),
-}
-
-
-def test_the_committed_comparison_is_of_this_theory():
-    "Its computed half, made again for two normalizers."
-    row = json.loads((RESULTS / "covariance-field.json").read_text("utf-8"))
-    assert set(row["summary"]) == set(CASES) and row["nets"] >= 8
-    images = small_images(row["images"])
-    for name in ("layer norm", "layer norm and proxy"):
-        norm, settings = CASES[name]
-        np.testing.assert_allclose(
-            computed(images, norm, 4, **settings),
-            row["summary"][name]["computed"][:4],
-            atol=2e-6,
-        )
-
-
-def test_a_small_network_has_the_computed_shares():
-    images = small_images(4)
-    for name in ("layer norm", "layer norm and proxy", "PreLayerNorm"):
-        norm, settings = CASES[name]
-        nets = np.mean(
-            [measured(images, norm, 3, 192, seed) for seed in range(4)], 0
-        )
-        np.testing.assert_allclose(
-            nets, computed(images, norm, 3, **settings), atol=0.03
-        )
-
-
-def record(images=16, width=512, nets=16, depth=10):
-    "Networks of the paper's width beside the field: results/covariance-field."
-    from normalnorm.experiments.results import provenance
-
-    pictures, summary = small_images(images), {}
-    for case, (name, (norm, settings)) in enumerate(CASES.items()):
-        group = settings.get("group")
-        # seeds of its own, so that no case shares the luck of another
-        runs = np.array(
-            [
-                measured(
-                    pictures, norm, depth, width, 1000 * case + seed, group
-                )
-                for seed in range(nets)
-            ]
-        )
-        summary[name] = {
-            key: np.round(value, 6).tolist()
-            for key, value in (
-                (
-                    "computed",
-                    computed(pictures, norm, depth, drawn=16384, **settings),
-                ),
-                ("measured", runs.mean(0)),
-                ("error", runs.std(0, ddof=1) / nets**0.5),
-            )
-        }
-        print(
-            name,
-            summary[name]["computed"][-1],
-            summary[name]["measured"][-1],
-            flush=True,
-        )
-    made = provenance()
-    row = {
-        "what": "P1, P2, P3 + P4 of ten layers: fashion test images at 7 × "
-        "7, 3 × 3 circular convolutions, ReLU, γ = 1, β = 0",
-        "ran": "python -m tests.theory.test_correlation_map",
-        "date": str(datetime.date.today()),
-        "images": images,
-        "width": width,
-        "nets": nets,
-        "depth": depth,
-        "versions": {"torch": made["torch"]},
-        **made,
-        "summary": summary,
-    }
-    (RESULTS / "covariance-field.json").write_text(
-        json.dumps(row, indent=1, ensure_ascii=False) + "\n", "utf-8"
-    )
-
-
-if __name__ == "__main__":
-    record()

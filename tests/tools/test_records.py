@@ -137,7 +137,7 @@ def test_a_witness(off, here, elsewhere):
 def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     name, said = "torchattacks", [1.0]
     entry = {
-        "path": "torchattacks.json",
+        "path": "torchattacks/book",
         "again": "five minutes",
         "made": "2026-11-23",
         "machine": ["a"],
@@ -161,8 +161,8 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
     )
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
     monkeypatch.setattr(records, "ledger", lambda: entries)
-    page = records.older(["nbs/x", "results/torchattacks.json"])
-    assert page[0].endswith("by rounding): `results/torchattacks.json`.")
+    page = records.older(["nbs/x", "results/torchattacks/book/rows.jsonl"])
+    assert page[0].endswith("by rounding): `results/torchattacks/book`.")
     assert len(page) == 1 and "2026-11-23" in page[0]
     assert not records.older(["results/pruning/book/rows.jsonl"])
 

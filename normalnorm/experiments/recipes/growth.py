@@ -10,15 +10,19 @@ end.
 __all__ = [
     "NORMS",
     "weight_growth",
+    "peer_attacks",
     "WholeRMS",
     "network",
     "followed",
     "images",
     "multiply",
     "run",
+    "attacked",
+    "peer_run",
 ]
 
 # %% ../../../nbs/592_experiments.recipes.growth.ipynb #59200004
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...analysis.robustness import margin, robust_accuracy
+from ...analysis.robustness import fgsm, margin, pgd, robust_accuracy
 from ..data import info, load
 from ..results import Recipe
 from ..train import one_thread, seeded
@@ -437,4 +441,135 @@ weight_growth = Recipe(
     tuned_on="nothing",
     exploratory="the networks were followed first; criteria and thresholds "
     "stand in the chapters that show them",
+)
+
+
+# %% ../../../nbs/592_experiments.recipes.growth.ipynb #59200011
+def _torchattacks() -> Any:
+    try:
+        return importlib.import_module("torchattacks")
+    except ImportError as error:
+        raise ImportError(
+            "the attacks are compared with those of the package torchattacks, "
+            "which is not installed: in an environment of its own, pip install "
+            "--no-deps torchattacks==3.5.1 requests==2.25.1"
+        ) from error
+
+
+def attacked(
+    config: dict[str, Any], seed: int
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network that has learned from pixels between 0 and 1, in evaluation;
+    test images and their labels.
+
+    `config`: of an arm of `peer_attacks`; `seed`: of weights and batches.
+
+    Example:
+
+        >>> attacked(peer_attacks.arms("smoke")["rms"], 0)[1].shape
+        torch.Size([20, 1, 14, 14])
+    """
+    about = info(config["data"])
+    train, test = (
+        ((x * about.std[0] + about.mean[0]).clamp(0, 1), y)
+        for x, y in (
+            images("train", config["images"]),
+            images("test", config["attacked"]),
+        )
+    )
+    with seeded("peer-attacks", seed):
+        model = network(config["norm"], config["widths"])
+        _trained(model, *train, config)
+    return model.eval(), *test
+
+
+def peer_run(
+    config: dict[str, Any],
+    seed: int,
+    arm: str = "",
+    device: str = "cpu",
+    checkpoint=None,
+    progress=None,
+) -> dict[str, Any]:
+    """FGSM and PGD without a random start, by this library and by torchattacks.
+
+    Returns `found`, for each size and attack: "largest", the largest difference
+    of two perturbed pixels; "pixels", the share of those that differ by more
+    than rounding; the accuracies under both, in percent. `metrics`: the largest
+    of all differences. `torchattacks`: its version.
+
+    `config`: of an arm; `seed`: of weights and batches; `arm`: its name, which
+    changes nothing; `device`: the processor, in any case; `checkpoint`,
+    `progress`: not used.
+
+    Raises `ImportError` without torchattacks.
+
+    Example:
+
+        >>> peer_attacks.run is peer_run
+        True
+    """
+    peer, found, steps = _torchattacks(), [], config["steps"]
+    with one_thread("cpu"):
+        model, x, y = attacked(config, seed)
+        right = lambda v: 100 * (model(v).argmax(1) == y).double().mean().item()
+        for eps in config["sizes"]:
+            step = 2.5 * eps / steps
+            plain = {"start": "inputs", "bounds": (0, 1)}
+            for attack, ours, theirs in (
+                (
+                    "fgsm",
+                    fgsm(model, x, y, eps, bounds=(0, 1)),
+                    peer.FGSM(model, eps),
+                ),
+                (
+                    "pgd",
+                    pgd(model, x, y, eps, step, steps, **plain),
+                    peer.PGD(model, eps, step, steps, random_start=False),
+                ),
+            ):
+                other = theirs(x, y)
+                apart = (ours - other).abs()
+                found.append(
+                    {
+                        "attack": attack,
+                        "eps": eps,
+                        "largest": apart.max().item(),
+                        "pixels": (apart > 1e-6).double().mean().item(),
+                        "ours": round(right(ours), 2),
+                        "theirs": round(right(other), 2),
+                    }
+                )
+        return {
+            "metrics": {"largest": max(of["largest"] for of in found)},
+            "found": found,
+            "torchattacks": peer.__version__,
+            "threads": torch.get_num_threads(),
+        }
+
+
+_PEER = _BOOK | {
+    "epochs": 2,
+    "decays": "nothing",
+    "sizes": [0.01, 0.03, 0.1],
+    "steps": 7,
+}
+
+peer_attacks = Recipe(
+    name="torchattacks",
+    title="are the attacks those of torchattacks?",
+    claims=(),
+    scales={
+        scale: {norm: config | {"norm": norm} for norm in NORMS}
+        for scale, config in (
+            ("smoke", _PEER | {"images": 100, "attacked": 20}),
+            ("book", _PEER),
+        )
+    },
+    run=peer_run,
+    columns={"largest": "largest difference of two perturbed pixels"},
+    seeds={"smoke": 1, "book": 1},
+    cost={"smoke": "seconds", "book": "one CPU minute"},
+    tuned_on="nothing",
+    exploratory="two programs of one attack are compared",
 )

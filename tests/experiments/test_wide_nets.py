@@ -1,0 +1,115 @@
+"""The rows that put a field and a map beside layers, and beside another
+package: some of them anew. What the chapters say of them their own cells check.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normalnorm.experiments.recipes import wide_nets
+from normalnorm.experiments.results import by_arm
+from normalnorm.theory.correlation_map import correlation_map, slope
+
+OUT = Path(__file__).resolve().parents[2] / "results"
+PEER = by_arm("neural-tangents", out=OUT)
+
+
+def rows(name):
+    return {arm: row for arm, (row,) in by_arm(name, out=OUT).items()}
+
+
+@pytest.mark.parametrize("name", ["layer norm", "layer norm and proxy"])
+def test_the_computed_shares_are_of_this_theory(name):
+    row = rows("covariance-field")[name]
+    images = wide_nets.small_images(row["config"]["images"])
+    norm, settings = wide_nets.FIELDS[name]
+    np.testing.assert_allclose(
+        wide_nets.computed_shares(images, norm, 4, **settings),
+        row["computed"][:4],
+        atol=2e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["layer norm", "layer norm and proxy", "PreLayerNorm"]
+)
+def test_a_small_network_has_the_computed_shares(name):
+    images, (norm, settings) = wide_nets.small_images(4), wide_nets.FIELDS[name]
+    nets = [
+        wide_nets.measured_shares(images, norm, 3, 192, seed)
+        for seed in range(4)
+    ]
+    np.testing.assert_allclose(
+        np.mean(nets, 0),
+        wide_nets.computed_shares(images, norm, 3, **settings),
+        atol=0.03,
+    )
+
+
+def test_the_drawn_units_are_of_this_theory():
+    drawn = rows("drawn-units")
+    how = lambda row: {
+        "norm": row["config"]["norm"],
+        "power": True,
+        **row["config"]["settings"],
+    }
+    for name in ("GroupNormalNorm, 8 values", "BatchNormalNorm1d"):
+        row = drawn[name]
+        assert correlation_map(
+            row["config"]["c"][2], "relu", **how(row)
+        ) == pytest.approx(row["F"][2], abs=1e-6)
+    row = drawn["GroupNormalNorm, 8 values"]
+    assert slope("relu", **how(row)) == pytest.approx(
+        row["metrics"]["slope"], rel=1e-4
+    )
+    assert set(drawn) == {
+        case.name for case in wide_nets.CASES if not case.predicted
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LayerNorm",
+        "BatchNorm1d",
+        "PreLayerNormLinear",
+        "GroupNorm, 8 values, ProxyNorm",
+    ],
+)
+def test_a_small_network_does_what_the_rows_say(name):
+    row = rows("layer-maps")[name]
+    config = row["config"] | {"width": 200, "nets": 4, "layers": [5]}
+    (mean,) = wide_nets.layer_run(config, 0)["mean"]
+    assert abs(mean - row["mean"][row["config"]["layers"].index(5)]) < 0.05
+
+
+def test_the_settled_power_of_evonorm():
+    "By mpmath: E silu(√q t)² = q²."
+    import mpmath as mp
+
+    root = math.sqrt(wide_nets.POWER)
+    power = mp.quad(
+        lambda t: (root * t / (1 + mp.exp(-root * t))) ** 2 * mp.npdf(t),
+        [-12, 0, 12],
+    )
+    assert float(power) == pytest.approx(wide_nets.POWER**2, rel=1e-8)
+
+
+@pytest.mark.parametrize("arm", PEER)
+def test_layer_norm_s_map_is_that_of_neural_tangents(arm):
+    (row,) = PEER[arm]
+    config = row["config"]
+    step = lambda c: correlation_map(
+        c, config["activation"], "layer", beta_std=config["beta"]
+    )
+    np.testing.assert_allclose(
+        [step(c) for c in config["c"]], row["one_layer"], rtol=0, atol=1e-9
+    )
+    walk = [config["start"]]
+    for _ in range(config["depth"]):
+        walk.append(step(walk[-1]))
+    np.testing.assert_allclose(
+        walk[1:], row["layer_by_layer"], rtol=0, atol=1e-7
+    )
