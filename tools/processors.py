@@ -4,9 +4,9 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
     python -m tools.processors               what is not done for this code
     python -m tools.processors --only clang  with "clang" in the names (--list)
     python -m tools.processors --record      and write results/processors.json
-    python -m tools.processors --whole avx2  the book and every test in a clone,
-                                             as on a machine that has nothing
-                                             beyond AVX2 (or: default, SSE2)
+    python -m tools.processors --whole avx2  every chapter and every test, as on
+                                             a machine that has nothing beyond
+                                             AVX2 (or: default, SSE2)
 
 tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
 tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
@@ -25,7 +25,6 @@ import os
 import platform
 import re
 import shelve
-import shlex
 import shutil
 import subprocess
 import sys
@@ -126,7 +125,6 @@ SETS = {
     ),
 }
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}
-TESTING = ("-m", "pytest", "-n", "2", "--dist", "worksteal")
 NOT_HELD = (
     # asks for the outcome of the very run that it would be in
     "tests/tools/test_processors.py::test_recorded_outcomes",
@@ -345,7 +343,11 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
 
 
 def run_tests(
-    instructions: str, compiler: str, threads: int, folder: Path
+    instructions: str,
+    compiler: str,
+    threads: int,
+    folder: Path,
+    chosen: tuple[str, ...] = (*TESTS, *CHAPTERS),
 ) -> dict:
     # one compilation for all numbers of threads
     cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
@@ -353,7 +355,7 @@ def run_tests(
     compiled(instructions, env)
     options = ["-p", "no:cacheprovider", "--no-header", "--tb=short"]
     done = ran(
-        [sys.executable, "-m", "pytest", *options, *TESTS, *CHAPTERS],
+        [sys.executable, "-m", "pytest", *options, *chosen],
         cwd=ROOT,
         env=env,
     )
@@ -492,6 +494,16 @@ def run_arm(compiler: str, folder: Path) -> dict:
         folder,
         link=[ARM["gcc"], "-static", *threads],
         by=("qemu-aarch64-static",),
+    )
+
+
+def run_whole(name: str, folder: Path) -> dict:
+    "Every test, and every chapter among them, in a folder of their own."
+    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
+    several = ("-n", "2", "--dist", "worksteal")
+    about = {"commit": commit()}
+    return about | run_tests(
+        WHOLE[name], "gcc", 1, folder, (*several, "tests", *left_out)
     )
 
 
@@ -651,13 +663,18 @@ def table(outcomes: dict[str, dict]) -> str:
     )
 
 
-def about() -> dict:
-    "Which machine, which code."
+def commit() -> str:
+    "The commit, and whether anything but results has changed since."
     changed = [
-        line[3:]
+        line
         for line in output("git", "status", "--porcelain").splitlines()
         if not line[3:].startswith("results/")
     ]
+    return output("git", "rev-parse", "HEAD") + " and changes" * bool(changed)
+
+
+def about() -> dict:
+    "Which machine, which code."
     return {
         "date": time.strftime("%Y-%m-%d"),
         "processor": _cpuinfo().get("model name", platform.processor()),
@@ -666,8 +683,7 @@ def about() -> dict:
         "compilers": compilers(),
         "torch": version("torch"),
         "python": platform.python_version(),
-        "commit": output("git", "rev-parse", "HEAD")
-        + (" and changes" if changed else ""),
+        "commit": commit(),
         "native source": hashlib.sha256(KERNEL.read_bytes()).hexdigest(),
     }
 
@@ -691,98 +707,6 @@ def write_record() -> None:
     print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
 
 
-# ---- both commands whole ----
-
-
-def step(name: str, command: list[str], folder: Path, env: dict) -> dict:
-    "The book, or tests, in the clone."
-    began, log = time.perf_counter(), folder / f"{name}.txt"
-    print(f"{name}: python {shlex.join(command)}, output in {log}", flush=True)
-    with open(log, "w", encoding="utf-8") as out:
-        code = subprocess.run(
-            [sys.executable, *command],
-            cwd=folder / "clone",
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    text = log.read_text(encoding="utf-8", errors="replace")
-    run = re.findall(r"^ +\[", text, re.M)
-    result = (
-        tested(text, code)
-        if name == "tests"
-        else {
-            "passed": code == 0,
-            "failures": [
-                line.strip() for line in text.splitlines() if "FAILED" in line
-            ],
-            "summary": f"{len(run)} chapters run",
-        }
-    ) | {"seconds": round(time.perf_counter() - began)}
-    print(
-        f"{name}: {WORDS[code == 0]}: {result['summary']}",
-        *result["failures"],
-        sep="\n  ",
-        flush=True,
-    )
-    return result
-
-
-def run_whole(name: str, again: bool, _: Path) -> dict:
-    """`tools.build` and every test in a clone of the last commit, whose kernel
-    and PyTorch are held to an instruction set; `again`: of the last such run
-    the tests that failed, whose outcome stands beside the first.
-    """
-    start, commit = time.perf_counter(), output("git", "rev-parse", "HEAD")
-    if dirty := output("git", "status", "--porcelain", "--untracked-files=no"):
-        print(
-            f"changes that are not committed are left out:\n{dirty}", flush=True
-        )
-    folder = Path(tempfile.mkdtemp(prefix="normalnorm-whole-"))
-    clone = folder / "clone"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    (clone / ".venv").symlink_to(sys.prefix)
-    env = environment(WHOLE[name], "gcc", folder / "cache", 1) | {
-        "PYTHONPATH": str(clone),
-        "COLUMNS": "300",  # names of tests whole
-    }
-    # each process as it would be
-    env.pop("OMP_NUM_THREADS"), env.pop("NORMALNORM_TEST_BUILD")
-    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
-    steps = {"book": ["-m", "tools.build"], "tests": ["tests", *left_out]}
-    outcome, first = {}, stored().get(f"whole {name}") if again else None
-    if first:
-        failed = [
-            line.split(" - ")[0].removeprefix("FAILED ")
-            for line in first["tests"]["failures"]
-        ]
-        gone = [
-            test
-            for test in failed
-            if test in NOT_HELD or not (clone / test.split("::")[0]).exists()
-        ]
-        outcome["no longer asked"] = gone
-        steps = {"tests": [t for t in failed if t not in gone]}
-    steps["tests"] = [*TESTING, *steps["tests"]]
-    outcome |= {k: step(k, steps[k], folder, env) for k in steps}
-    outcome |= {
-        "passed": all(outcome[k]["passed"] for k in steps),
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": _cpuinfo().get("model name", ""),
-        "environment": {
-            "CXX": f"{COMPILERS['gcc']} {SETS[WHOLE[name]].march}",
-            **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)},
-        },
-        "seconds": round(time.perf_counter() - start),
-    }
-    if outcome["passed"]:
-        shutil.rmtree(folder)
-    if first:
-        return first | {"passed": outcome["passed"], "again": outcome}
-    return outcome
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.processors",
@@ -801,8 +725,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="run also what has passed for this state of the code; of --whole "
-        "the tests that failed",
+        help="run also what has passed for this state of the code",
     )
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
@@ -813,7 +736,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="install missing compilers and emulators with apt-get, as root",
     )
     parser.add_argument(
-        "--whole", choices=WHOLE, help="the book and every test instead"
+        "--whole", choices=WHOLE, help="every chapter and test instead"
     )
     given = parser.parse_args(arguments)
     chosen = (
@@ -822,7 +745,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"whole {given.whole}",
                 (),
                 WHOLE[given.whole],
-                partial(run_whole, given.whole, given.again),
+                partial(run_whole, given.whole),
             )
         ]
         if given.whole

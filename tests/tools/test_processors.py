@@ -6,7 +6,6 @@ All tests of the kernel, other compilers, ARM and the sanitizers:
 `make test-processors`.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -400,77 +399,26 @@ def test_resumed_and_recorded(monkeypatch, kept, capsys):
     assert ran[5:] == ["good"]
 
 
-def test_both_commands_whole(monkeypatch, tmp_path, kept, capsys):
-    """In a clone, held to the instruction set, the tests also where the book
-    fails; the outcome goes to the record. `--again` runs the tests that failed.
-    """
-    commands, failed = [], "tests/test_a.py::test_b[c d]"
-    gone = "tests/test_gone.py::test_c"
-    said = (
-        f"FAILED {failed} - AssertionError\nFAILED {gone} - AssertionError\n"
-        "2 failed, 30 passed in 4.00s\n"
-    )
-    chapters = (
-        "  [1/2] index (3.0 s)\n  [2/2] 282_layers.engines.native FAILED\n"
-    )
+def test_every_test_held_to_a_set(monkeypatch, tmp_path):
+    "But those that cannot be; chapters are run in a folder of their own."
+    called = []
 
-    def run(command, cwd=None, env=None, stdout=None, **_):
-        code = 0
-        if command[:2] == ["git", "clone"]:
-            (Path(command[-1]) / "tests").mkdir(parents=True)
-            (Path(command[-1]) / "tests/test_a.py").touch()
-        elif "tools.build" in command or "pytest" in command:
-            commands.append((command[1:], Path(cwd), env))
-            code = 0 if failed in command else 2
-            text = chapters if "tools.build" in command else said
-            stdout.write(text if code else "1 passed in 1.00s\n")
-        return subprocess.CompletedProcess(command, code, stdout="", stderr="")
+    def run(command, env=None, **_):
+        called.append((command[3:], env))
+        return subprocess.CompletedProcess(
+            command, 0, "1 passed in 1.00s\n", ""
+        )
 
-    def clone(prefix):
-        shutil.rmtree(tmp_path / "in", ignore_errors=True)
-        (tmp_path / "in").mkdir()
-        return str(tmp_path / "in")
-
-    monkeypatch.setattr(processors.subprocess, "run", run)
-    monkeypatch.setattr(processors.tempfile, "mkdtemp", clone)
-    monkeypatch.setattr(processors, "lacking", lambda name: "")
-    monkeypatch.setattr(
-        processors.tempfile,
-        "TemporaryDirectory",
-        lambda prefix: contextlib.nullcontext(tmp_path),
-    )
-    assert processors.main(["--whole", "default", "--record"]) == 1
-    of_all = "-m pytest -n 2 --dist worksteal tests" + "".join(
-        f" --deselect {test}" for test in processors.NOT_HELD
-    )
-    assert [c for c, *_ in commands] == [["-m", "tools.build"], of_all.split()]
-    for _, folder, env in commands:
-        assert str(folder) == env["PYTHONPATH"] == str(tmp_path / "in/clone")
-        compiler = Path(env["CXX"]).read_text()
-        assert compiler.endswith('exec g++ "$@" -march=x86-64\n')
-        assert env["ATEN_CPU_CAPABILITY"] == "default"
-        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "in" / "cache"
-    whole = kept()["whole"]["default"]
-    assert not whole["passed"] and whole["book"] | {"seconds": 0} == {
-        "passed": False,
-        "summary": "2 chapters run",
-        "failures": ["[2/2] 282_layers.engines.native FAILED"],
-        "seconds": 0,
-    }
-    assert whole["tests"] | {"seconds": 0} == {
-        "passed": False,
-        "summary": "2 failed, 30 passed",
-        "failures": [f"FAILED {t} - AssertionError" for t in (failed, gone)],
-        "seconds": 0,
-    }
-    assert "282_layers.engines.native FAILED" in capsys.readouterr().out
-    again = ["--whole", "default", "--record", "--again"]
-    assert processors.main(again) == 0
-    assert commands[-1][0] == ["-m", "pytest", *of_all.split()[2:6], failed]
-    after = kept()["whole"]["default"]
-    assert after["passed"] and after["again"]["tests"]["summary"] == "1 passed"
-    assert after["tests"] == whole["tests"]
-    assert after["again"]["no longer asked"] == [gone]
+    monkeypatch.setattr(processors, "ran", run)
+    monkeypatch.setattr(processors, "compiled", lambda *_: None)
+    (tmp_path / "own").mkdir()
+    outcome = processors.run_whole("default", tmp_path / "own")
+    assert outcome["passed"] and outcome["commit"] is not None
+    words, env = next(given for given in called if given[1])
+    assert "tests" in words and {*processors.NOT_HELD} < {*words}
+    assert env["ATEN_CPU_CAPABILITY"] == "default"
+    assert Path(env["CXX"]).read_text().endswith('"$@" -march=x86-64\n')
+    assert Path(env["NORMALNORM_TEST_BUILD"]).is_relative_to(tmp_path)
 
 
 def test_what_pytest_said():
