@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tools import export, run
-from tools.chapters import ROOT, chapters, renamed, table_of_contents
+from tools.chapters import ROOT, chapters, pages, renamed
 
 HTML = ROOT / "_build" / "html" / "index.html"
 
@@ -125,18 +125,7 @@ def remove_leftovers(root: Path = ROOT) -> list[str]:
     Pages that lead from an old name to the new one stay. Returns the names of
     what went.
     """
-    toc = table_of_contents(root)
-    listed = {
-        Path(file).name
-        for file in (
-            toc["root"],
-            *(
-                entry["file"]
-                for part in toc["parts"]
-                for entry in part["chapters"]
-            ),
-        )
-    }
+    listed = {Path(page).name for page in pages(root)}
     kept = redirects(root)
     found = [
         path

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter, stand_in
+from tools.chapters import cell as cell_of
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
 
@@ -318,12 +319,8 @@ def export_label(
             ":::",
         ]
     )
-    return {
-        "cell_type": "markdown",
-        "id": f"m{abs(api.checksum(source + module)):08x}",
-        "metadata": {},
-        "source": text,
-    }
+    name = f"m{abs(api.checksum(source + module)):08x}"
+    return cell_of("markdown", text, name)
 
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
@@ -337,22 +334,10 @@ def native_cells(cells: list[dict]) -> list[dict]:
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
-            out.append(
-                {
-                    "cell_type": "markdown",
-                    "id": f"{cell['id']}-f",
-                    "metadata": {},
-                    "source": f":::{{div}} module-label\n`{KERNEL}`\n:::",
-                }
-            )
-            cell = {
-                "cell_type": "code",
-                "id": cell["id"],
-                "outputs": [],
-                "execution_count": None,
-                "metadata": {"tags": ["cpp"]},
-                "source": without_directives(source),
-            }
+            label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
+            out.append(cell_of("markdown", label, f"{cell['id']}-f"))
+            code = without_directives(source)
+            cell = cell_of("code", code, cell["id"], tags=["cpp"])
             fold_cell(cell, fold_of(source, raw=True))
         out.append(cell)
     return out
@@ -403,16 +388,8 @@ def mark_older(cells: list[dict], shown: list[str]) -> list[dict]:
     "Below the title, which of the records on a page are older than their code."
     if not (lines := records.older(shown)):
         return cells
-    return [
-        cells[0],
-        {
-            "cell_type": "markdown",
-            "id": "older-records",
-            "metadata": {},
-            "source": "\n\n".join([":::{note}", *lines, ":::"]),
-        },
-        *cells[1:],
-    ]
+    note = "\n\n".join([":::{note}", *lines, ":::"])
+    return [cells[0], cell_of("markdown", note, "older-records"), *cells[1:]]
 
 
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
@@ -440,16 +417,9 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
         if cell["cell_type"] == "code":
             found = directives("".join(cell["source"]))
             if i == number:
-                made.append(
-                    {
-                        "cell_type": "markdown",
-                        "id": "failed-here",
-                        "metadata": {},
-                        "source": f"(failed-{name})=\n"
-                        f":::{{div}} failed-cell\n"
-                        "This cell failed.\n:::",
-                    }
-                )
+                mark = ":::{div} failed-cell\nThis cell failed.\n:::"
+                mark = f"(failed-{name})=\n{mark}"
+                made.append(cell_of("markdown", mark, "failed-here"))
                 cell["metadata"]["failed"] = True
             if (
                 "fig-cap" in found
@@ -465,14 +435,7 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
                 ]
         made.append(cell)
         if i == 1:
-            made.append(
-                {
-                    "cell_type": "markdown",
-                    "id": "failed-page",
-                    "metadata": {},
-                    "source": top,
-                }
-            )
+            made.append(cell_of("markdown", top, "failed-page"))
     return made
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import yaml
 
 from tools import markup
-from tools.chapters import ROOT, Chapter, chapters, table_of_contents
+from tools.chapters import ROOT, Chapter, chapters, parts
 from tools.dialect import KERNEL, LEADING, directives, without_directives
 
 # The files of the package that are written by hand.
@@ -243,26 +243,19 @@ def quarto(root: Path) -> str:
     """_quarto.yml: the chapters of _toc.yml for users of Quarto, as a website
     (a Quarto book wants its index at the root).
     """
-    toc = table_of_contents(root)
-    path = lambda entry: (
-        entry + (".md" if (root / f"{entry}.md").exists() else ".ipynb")
+    path = lambda page: (
+        page + (".md" if (root / f"{page}.md").exists() else ".ipynb")
     )
-    contents = [path(toc["root"])] + [
-        {
-            "section": part["caption"],
-            "contents": [path(c["file"]) for c in part["chapters"]],
-        }
-        for part in toc["parts"]
+    (_, landing), *listed = [
+        (caption, list(map(path, pages))) for caption, pages in parts(root)
     ]
-    files = [
-        path(toc["root"]),
-        *(path(c["file"]) for part in toc["parts"] for c in part["chapters"]),
-    ]
+    files = [*landing, *(page for _, pages in listed for page in pages)]
+    sections = [{"section": c, "contents": pages} for c, pages in listed]
     document = {
         "project": {"type": "website", "output-dir": "_docs", "render": files},
         "website": {
             "title": "normalnorm",
-            "sidebar": {"style": "docked", "contents": contents},
+            "sidebar": {"style": "docked", "contents": [*landing, *sections]},
         },
         "bibliography": "references.bib",
         "format": {"html": {"theme": {"light": "cosmo", "dark": "darkly"}}},

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 from tools import browser
-from tools.chapters import ROOT, WORKSHOP, Chapter, table_of_contents
+from tools.chapters import ROOT, WORKSHOP, Chapter, parts
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
@@ -42,18 +42,6 @@ INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 PRINT = Path(__file__).with_name("print.css")
 # looked up, not read: `normalnorm verify` and the docstrings have most of it
 LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api")
-
-
-def parts() -> list[tuple[str, list[str]]]:
-    "(caption, pages) in reading order, the landing page first."
-    toc = table_of_contents()
-    return [
-        ("", [toc["root"]]),
-        *(
-            (part["caption"], [entry["file"] for entry in part["chapters"]])
-            for part in toc["parts"]
-        ),
-    ]
 
 
 def printed() -> list[tuple[str, list[str]]]:
@@ -304,9 +292,8 @@ def head() -> str:
     """The style sheets of the rendered book, the print's own, and MathJax with
     the book's settings.
     """
-    page = (HTML / f"{table_of_contents()['root']}.html").read_text(
-        encoding="utf-8"
-    )
+    (_, landing), *_ = parts()
+    page = (HTML / f"{landing[0]}.html").read_text(encoding="utf-8")
     sheets = dict.fromkeys(
         re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page)
     )

@@ -25,8 +25,8 @@ from tools.chapters import (  # noqa: E402
     WORKSHOP,
     chapter,
     chapters,
+    parts,
     renamed,
-    table_of_contents,
 )
 from tools.dialect import directives  # noqa: E402
 
@@ -73,20 +73,14 @@ def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
 
 
 def test_a_chapter_s_number_begins_with_its_part():
-    for part in table_of_contents()["parts"]:
-        number = re.match(r"Part (\d) · ", part["caption"])
-        listed = [
-            c
-            for entry in part["chapters"]
-            for c in chapters()
-            if entry["file"] == f"nbs/{c.name}"
-        ]
+    for caption, pages in parts()[1:]:
+        number = re.match(r"Part (\d) · ", caption)
+        listed = [c for c in chapters() if f"nbs/{c.name}" in pages]
         assert {c.part for c in listed} == {int(number[1]) if number else 9}
 
 
 def test_the_workshop_is_the_last_part():
-    captions = [part["caption"] for part in table_of_contents()["parts"]]
-    assert captions[-2:] == [
+    assert [caption for caption, _ in parts()][-2:] == [
         f"Part {WORKSHOP} · How this book is made",
         "Appendices",
     ]

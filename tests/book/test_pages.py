@@ -18,7 +18,7 @@ build = pytest.importorskip(
     "tools.build", reason="the book's tools are not installed"
 )
 from tools import browser, launch, links, pdf, plain, run  # noqa: E402
-from tools.chapters import ROOT, chapters, renamed  # noqa: E402
+from tools.chapters import ROOT, chapters, pages, renamed  # noqa: E402
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -65,16 +65,14 @@ def seen(html, shared_folder):
 
     Each page is opened once, for all workers.
     """
-    listed = [
-        html / f"{file}.html" for _, listed in pdf.parts() for file in listed
-    ]
-    pages = listed + [p for p in pages_of(html) if p not in listed]
+    listed = [html / f"{page}.html" for page in pages()]
+    listed += [p for p in pages_of(html) if p not in listed]
     kept = shared_folder / "pages.json"
     with open(shared_folder / "pages.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             found = browser.inspect(
-                pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
+                listed, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
             )
             kept.write_text(
                 json.dumps(
@@ -86,7 +84,7 @@ def seen(html, shared_folder):
                 encoding="utf-8",
             )
     seen = json.loads(kept.read_text(encoding="utf-8"))
-    assert list(seen) == [p.relative_to(html).as_posix() for p in pages]
+    assert list(seen) == [p.relative_to(html).as_posix() for p in listed]
     return seen
 
 
@@ -96,9 +94,8 @@ def asked(seen):
     navigation.
     """
     return {
-        Path(file).name + ".html": seen[f"{file}.html"]["answer"]
-        for _, listed in pdf.parts()
-        for file in listed
+        Path(page).name + ".html": seen[f"{page}.html"]["answer"]
+        for page in pages()
     }
 
 
@@ -363,21 +360,8 @@ def test_a_chapter_has_one_number(html):
 
 
 def test_the_book_has_the_pages_of_its_contents_only(html):
-    toc = build.table_of_contents()
-    listed = {
-        Path(file).name
-        for file in (
-            toc["root"],
-            *(
-                entry["file"]
-                for part in toc["parts"]
-                for entry in part["chapters"]
-            ),
-        )
-    }
-    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed | set(
-        renamed()
-    )
+    listed = {Path(page).name for page in (*pages(), *renamed())}
+    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
 
 
 def test_old_names_lead_to_the_new_pages(html):
@@ -946,12 +930,9 @@ def test_the_print_leaves_out_what_is_looked_up():
     """The workshop, the ledger's tables and the API; every other page is in,
     in the book's order.
     """
-    pages, kept = (
-        [page for _, listed in found for page in listed]
-        for found in (pdf.parts(), pdf.printed())
-    )
-    out = [page for page in pages if page not in kept]
-    assert kept == [page for page in pages if page not in out]
+    kept = [page for _, listed in pdf.printed() for page in listed]
+    out = [page for page in pages() if page not in kept]
+    assert kept == [page for page in pages() if page not in out]
     assert {page for page in out if not page.startswith("nbs/7")} == {
         "nbs/910_what_was_checked",
         "nbs/915_coverage",
