@@ -15,6 +15,7 @@ dialect = pytest.importorskip(
     "tools.dialect", reason="the book's tools are not installed"
 )
 from normalnorm.claims import ledger  # noqa: E402
+from tests.book import toy  # noqa: E402
 from tools import api, markup  # noqa: E402
 from tools.chapters import ROOT, chapter, chapters  # noqa: E402
 from tools.run import Run  # noqa: E402
@@ -370,29 +371,20 @@ def _private(): ...
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "normalnorm").mkdir()
-    (tmp_path / "nbs").mkdir()
-    (tmp_path / "normalnorm" / "small.py").write_text(SOURCE)
-    cells = [
-        {"cell_type": kind, "id": str(i), "metadata": {}, "source": text}
-        for i, (kind, text) in enumerate(
-            [
+    toy.checkout(
+        tmp_path,
+        {
+            "index": [],
+            "010_small": [
                 ("markdown", "# Small"),
                 ("code", "#| default_exp small"),
                 ("code", "#| export\ndef double(): ..."),
                 ("code", "#| export\n#| hide\nclass Double: ..."),
                 ("code", "double()"),
-            ]
-        )
-    ]
-    (tmp_path / "nbs" / "010_small.ipynb").write_text(
-        json.dumps({"cells": cells})
+            ],
+        },
     )
-    (tmp_path / "nbs" / "index.ipynb").write_text(json.dumps({"cells": []}))
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts: [{caption: A, chapters: [{file: "
-        "nbs/010_small}]}]\n"
-    )
+    (tmp_path / "normalnorm" / "small.py").write_text(SOURCE)
     return tmp_path
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.book
 build = pytest.importorskip(
     "tools.build", reason="the book's tools are not installed"
 )
+from tests.book import toy  # noqa: E402
 from tools import dialect, kernels, links, run  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
 
@@ -63,22 +64,12 @@ GARBAGE = (
 )
 
 
-def cell(kind, source, number):
-    return {
-        "cell_type": kind,
-        "id": f"c{number}",
-        "metadata": {},
-        "source": source,
-        **({"outputs": [], "execution_count": None} if kind == "code" else {}),
-    }
-
-
 def page(name, code):
     """A title, a cell that shows 41, the code, and a figure, a section, an
     equation and a theorem below it.
     """
     short = name[:3]
-    cells = [
+    return [
         ("markdown", f"# Chapter {name}\n\n> Lead."),
         ("code", "40 + 1"),
         ("code", code),
@@ -90,20 +81,6 @@ def page(name, code):
         ),
         ("code", "print('the ' + 'end')"),
     ]
-    return {
-        "cells": [
-            cell(kind, source, i) for i, (kind, source) in enumerate(cells)
-        ],
-        "metadata": {
-            "kernelspec": {
-                "display_name": "python3",
-                "language": "python",
-                "name": "python3",
-            }
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
 
 
 def references(names):
@@ -114,30 +91,13 @@ def references(names):
 
 def make(root, named, code="2 + 2", more=""):
     "A book of these chapters, whose landing page refers to everything in them."
-    for folder in ("nbs", "normalnorm", "_build"):
-        (root / folder).mkdir()
-    for name in (
-        "settings.ini",
-        "pyproject.toml",
-        "constraints.txt",
-        "_config.yml",
-        "references.bib",
-    ):
+    index = [*page("index", code), ("markdown", references(named) + more)]
+    toy.checkout(root, {"index": index} | {n: page(n, named[n]) for n in named})
+    (root / "_build").mkdir()
+    for name in ("_config.yml", "references.bib"):
         shutil.copy(ROOT / name, root / name)
     for folder in ("tools", "_static"):
         (root / folder).symlink_to(ROOT / folder)
-    listed = "".join(f"      - file: nbs/{n}\n" for n in named)
-    (root / "_toc.yml").write_text(
-        "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        f"    numbered: true\n    chapters:\n{listed}"
-    )
-    index = page("index", code)
-    index["cells"].append(cell("markdown", references(named) + more, 9))
-    for name, book in {
-        "index": index,
-        **{n: page(n, c) for n, c in named.items()},
-    }.items():
-        (root / "nbs" / f"{name}.ipynb").write_text(json.dumps(book, indent=1))
     return root
 
 
@@ -259,7 +219,7 @@ def test_repaired(book, tmp_path):
     root = tmp_path / "book"
     shutil.copytree(book[0], root, symlinks=True)
     c = Chapter("010_fails", root)
-    c.path.write_text(json.dumps(page("010_fails", "2 + 3")))
+    toy.write(root, "010_fails", *page("010_fails", "2 + 3"))
     run.execute(c)
     build.sphinx(root)
     text = text_of(root / "_build/html/nbs/010_fails.html")
@@ -478,7 +438,7 @@ def test_the_hints_are_about_chapters_of_the_book():
 
 
 def test_a_cell_that_failed_is_shown_even_if_it_is_hidden():
-    cells = [cell("markdown", "# T", 0), cell("code", "#| hide\n1", 1)]
+    cells = toy.cells(("markdown", "# T"), ("code", "#| hide\n1"))
     shown, hidden = (
         dialect.translate_notebook(
             {"cells": json.loads(json.dumps(cells))}, None, failed=f, name="t"

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.book
 pytest.importorskip(
     "tools.chapters", reason="the book's tools are not installed"
 )
+from tests.book import toy  # noqa: E402
 from tools import folding, plain, reading  # noqa: E402
 from tools.chapters import ROOT, Chapter, chapters, renamed  # noqa: E402
 from tools.dialect import fold_of, translate_notebook  # noqa: E402
@@ -123,24 +124,7 @@ def test_words_and_pictures(tmp_path):
         ("markdown", "![A picture](a.png)"),
     ]
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "nbs/010_a.ipynb").write_text(
-        json.dumps(
-            {
-                "nbformat": 4,
-                "nbformat_minor": 5,
-                "metadata": {},
-                "cells": [
-                    {
-                        "cell_type": kind,
-                        "source": text,
-                        "id": str(i),
-                        "metadata": {},
-                    }
-                    for i, (kind, text) in enumerate(cells)
-                ],
-            }
-        )
-    )
+    toy.write(tmp_path, "010_a", *cells)
     assert reading.row(Chapter("010_a", tmp_path)) == {
         "words": 7,
         "code": 3,
@@ -302,22 +286,8 @@ def test_a_hidden_cell_stays_hidden():
 
 
 def test_a_folded_cell_that_failed_is_shown():
-    notebook = {
-        "cells": [
-            {
-                "cell_type": "markdown",
-                "id": "a",
-                "source": "# A",
-                "metadata": {},
-            },
-            {
-                "cell_type": "code",
-                "id": "b",
-                "source": f"#| check\n{lines(30)}",
-                "metadata": {},
-            },
-        ]
-    }
+    pairs = ("markdown", "# A"), ("code", f"#| check\n{lines(30)}")
+    notebook = {"cells": toy.cells(*pairs)}
     made = translate_notebook(
         notebook, None, failed={"cell": 2, "of": 2, "error": "x"}
     )

@@ -410,7 +410,7 @@ WORDS = [
 
 
 @hypothesis.settings(
-    max_examples=400,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )

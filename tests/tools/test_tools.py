@@ -4,7 +4,6 @@ broken.
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -15,39 +14,16 @@ dialect = pytest.importorskip(
 export = pytest.importorskip(
     "tools.export", reason="the book's tools are not installed"
 )
+from tests.book import toy  # noqa: E402
 from tools import api, markup, order, run  # noqa: E402
-from tools.chapters import ROOT, build_order, chapter, chapters  # noqa: E402
+from tools.chapters import (  # noqa: E402
+    ROOT,
+    build_order,
+    chapter,
+    chapters,
+)
 
 # ---- a small checkout -------------------------------------------------------
-
-
-def notebook(*cells):
-    made = [
-        {
-            "cell_type": kind,
-            "id": f"c{i}",
-            "metadata": {},
-            "source": source,
-            **(
-                {"outputs": [], "execution_count": None}
-                if kind == "code"
-                else {}
-            ),
-        }
-        for i, (kind, source) in enumerate(cells)
-    ]
-    return {
-        "cells": made,
-        "metadata": {
-            "kernelspec": {
-                "display_name": "python3",
-                "language": "python",
-                "name": "python3",
-            }
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
 
 
 @pytest.fixture
@@ -55,42 +31,32 @@ def checkout(tmp_path):
     """Three chapters: a landing page, a module, a chapter that uses it and has
     a check.
     """
-    (tmp_path / "nbs").mkdir()
-    (tmp_path / "normalnorm").mkdir()
-    for name in ("settings.ini", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "_toc.yml").write_text(
-        "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        "    chapters:\n      - file: nbs/010_first\n"
-        "      - file: nbs/020_theory.second\n"
+    toy.checkout(
+        tmp_path,
+        {
+            "index": [
+                ("markdown", "# Title\n\n> Lead."),
+                ("code", "#| default_exp __init__"),
+                ("code", "#| hide\n#| export\nx = 1"),
+                ("code", "2 + 2"),
+            ],
+            "010_first": [
+                ("markdown", "# First\n\n> Lead."),
+                ("code", "#| default_exp first"),
+                ("code", "#| export\ndef f():\n    'One.'\n    return 1"),
+            ],
+            "020_theory.second": [
+                ("markdown", "# Second\n\n> Lead."),
+                ("code", "#| default_exp theory.second"),
+                (
+                    "code",
+                    "#| export\nfrom normalnorm.first import f\n\ndef g():\n"
+                    "    'Two.'\n    return f() + 1",
+                ),
+                ("code", "#| check\nassert 1 + 1 == 2"),
+            ],
+        },
     )
-    books = {
-        "index": notebook(
-            ("markdown", "# Title\n\n> Lead."),
-            ("code", "#| default_exp __init__"),
-            ("code", "#| hide\n#| export\nx = 1"),
-            ("code", "2 + 2"),
-        ),
-        "010_first": notebook(
-            ("markdown", "# First\n\n> Lead."),
-            ("code", "#| default_exp first"),
-            ("code", "#| export\ndef f():\n    'One.'\n    return 1"),
-        ),
-        "020_theory.second": notebook(
-            ("markdown", "# Second\n\n> Lead."),
-            ("code", "#| default_exp theory.second"),
-            (
-                "code",
-                "#| export\nfrom normalnorm.first import f\n\ndef g():\n"
-                "    'Two.'\n    return f() + 1",
-            ),
-            ("code", "#| check\nassert 1 + 1 == 2"),
-        ),
-    }
-    for name, book in books.items():
-        (tmp_path / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(book, indent=1)
-        )
     export.export(tmp_path)
     return tmp_path
 
@@ -234,10 +200,7 @@ def native(checkout):
     for name, parts in PIECES.items():
         path = checkout / "nbs" / f"{name}.ipynb"
         book = json.loads(path.read_text())
-        book["cells"] += [
-            {"cell_type": "raw", "id": f"r{i}", "metadata": {}, "source": part}
-            for i, part in enumerate(parts)
-        ]
+        book["cells"] += toy.cells(*(("raw", p) for p in parts), called="r")
         path.write_text(json.dumps(book, indent=1))
     assert any(
         f"{NATIVE}: is missing" in line for line in export.differences(checkout)
@@ -409,26 +372,19 @@ def test_order(checkout):
 def workshop(checkout):
     "The same with two chapters of the workshop behind them, and an appendix."
     with (checkout / "_toc.yml").open("a") as toc:
-        toc.write(
-            "  - caption: Part 7\n    chapters:\n"
-            "      - file: nbs/710_bench\n      - file: nbs/720_vice\n"
-            "  - caption: Appendices\n    chapters:\n"
-            "      - file: nbs/905_end\n"
-        )
+        toc.write(toy.contents("710_bench", "720_vice", caption="Part 7"))
+        toc.write(toy.contents("905_end", caption="Appendices"))
     for name, module in (
         ("710_bench", "bench"),
         ("720_vice", "vice"),
         ("905_end", "end"),
     ):
-        (checkout / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(
-                notebook(
-                    ("markdown", "# Title\n\n> Lead."),
-                    ("code", f"#| default_exp {module}"),
-                    ("code", "#| export\nfound = 1"),
-                ),
-                indent=1,
-            )
+        toy.write(
+            checkout,
+            name,
+            ("markdown", "# Title\n\n> Lead."),
+            ("code", f"#| default_exp {module}"),
+            ("code", "#| export\nfound = 1"),
         )
     return checkout
 
@@ -691,11 +647,11 @@ def test_a_citation_keeps_its_remark():
 
 
 def test_a_div_across_cells_is_fenced_in_each():
-    cells = [
-        {"cell_type": "markdown", "source": "::: {.solution}\nFirst."},
-        {"cell_type": "code", "source": "1"},
-        {"cell_type": "markdown", "source": "Last.\n:::"},
-    ]
+    cells = toy.cells(
+        ("markdown", "::: {.solution}\nFirst."),
+        ("code", "1"),
+        ("markdown", "Last.\n:::"),
+    )
     first, _, last = (
         dialect.Myst().write(found) for _, found in markup.cells(cells)
     )
@@ -830,10 +786,13 @@ def test_a_long_caption_goes_on_in_indented_lines():
 
 
 def test_outputs_come_from_the_executed_copy():
-    source = notebook(
-        ("markdown", "# T\n\n> Lead."), ("code", "1"), ("code", "2")
+    source, executed = (
+        {"cells": toy.cells(*pairs)}
+        for pairs in (
+            [("markdown", "# T\n\n> Lead."), ("code", "1"), ("code", "2")],
+            [("code", "1"), ("code", "2")],
+        )
     )
-    executed = notebook(("code", "1"), ("code", "2"))
     for cell, text in zip(executed["cells"], "ab"):
         cell["outputs"] = [
             {"output_type": "stream", "name": "stdout", "text": text}
@@ -841,12 +800,10 @@ def test_outputs_come_from_the_executed_copy():
     made = dialect.translate_notebook(source, executed)
     assert [c["outputs"][0]["text"] for c in made["cells"][1:]] == ["a", "b"]
     assert ":::{div} lead\nLead." in made["cells"][0]["source"]
-    assert all(
-        c["outputs"] == []
-        for c in dialect.translate_notebook(notebook(("code", "1")), None)[
-            "cells"
-        ]
+    alone = dialect.translate_notebook(
+        {"cells": toy.cells(("code", "1"))}, None
     )
+    assert all(cell["outputs"] == [] for cell in alone["cells"])
 
 
 def test_svg_takes_the_colour_of_the_text():
