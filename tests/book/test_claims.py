@@ -7,9 +7,6 @@ not run again; any other is run here.
 
 import builtins
 import dis
-import json
-import subprocess
-import sys
 import types
 
 import pytest
@@ -131,21 +128,6 @@ def test_every_check_says_how_it_checks():
     assert [c.id for c in claims.ledger() if len(c.statement) < 10] == []
 
 
-def test_json(capsys):
-    assert cli.main(["verify", "nn-yj-identity", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert list(row) == [
-        "id",
-        "source",
-        "statement",
-        "kind",
-        "verdict",
-        "evidence",
-        "outcome",
-        "seconds",
-    ]
-
-
 def test_exit_status_one_when_a_claim_fails(ledger, capsys):
     def check(value):
         assert value == 0, "it is not"
@@ -181,16 +163,6 @@ def test_identifier_as_an_option(capsys):
     assert "1 claims" in capsys.readouterr().out
 
 
-def test_bad_options():
-    for arguments in (
-        ["run", "first-experiment", "--scale", "huge"],
-        ["run", "first-experiment", "--seeds", "0"],
-        [],
-    ):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
-
-
 def test_skipped_when_a_package_is_missing(ledger):
     make("test-needs", requires=("no_such_package",))
     outcome = claims.run_claim(ledger["test-needs"])
@@ -199,14 +171,3 @@ def test_skipped_when_a_package_is_missing(ledger):
         and "pip install no_such_package" in outcome.message
         and outcome.ok
     )
-
-
-def test_as_a_module_of_an_installed_package():
-    code = (
-        "import normalnorm.cli, sys; "
-        "sys.exit(normalnorm.cli.main(['verify', 'log1p-lower-bound']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "1 as recorded" in done.stdout, done.stderr

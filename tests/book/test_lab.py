@@ -16,7 +16,7 @@ plain = pytest.importorskip(
     "tools.plain", reason="the book's tools are not installed"
 )
 from tools import markup  # noqa: E402
-from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
+from tools.chapters import ROOT, Chapter  # noqa: E402
 from tools.dialect import without_directives  # noqa: E402
 
 HTML = ROOT / "_build" / "html" / "nbs"
@@ -104,26 +104,6 @@ def test_code_cells():
     )
 
 
-@pytest.mark.parametrize("name", [c.name for c in chapters()])
-def test_nothing_of_the_dialect_is_left(name):
-    nbformat = pytest.importorskip("nbformat")
-    notebook = plain.notebook(Chapter(name, ROOT))
-    nbformat.validate(nbformat.from_dict(json.loads(json.dumps(notebook))))
-    left = re.compile(
-        r"^:::|\{#[a-z]+-|(?<![\w`])@(eq|fig|tbl|thm|lem|prp|cor|"
-        r"def|exr|sec)-|\[@|\{cite|\{eq\}",
-        re.M,
-    )
-    for cell in notebook["cells"]:
-        text = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
-            assert not left.search(text), text
-            assert text.count("<details>") == text.count("</details>")
-        else:
-            assert not re.match(r"\s*#\|", text), text
-
-
 def test_numbers_are_those_of_the_rendered_book():
     if not (ROOT / "_build" / "rendered").exists():
         pytest.skip("the book is not rendered: make book")
@@ -200,18 +180,3 @@ def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
         assert done.stdout.strip().splitlines()[-1] == str(
             site / "normalnorm" / "__init__.py"
         )
-
-
-def test_lab_says_what_is_wrong(tmp_path):
-    done = python(
-        "import sys; from normalnorm.cli import main; "
-        "sys.exit(main(['lab', 'newtn', '--copy']))",
-        ROOT,
-        tmp_path,
-    )
-    assert (
-        done.returncode == 2
-        and "no chapter is called 'newtn'" in done.stderr
-        and "220_theory.newton" in done.stderr
-    )
-    assert not list(tmp_path.iterdir())  # nothing was copied

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from normalnorm.experiments.recipes import growth
-from normalnorm.experiments.results import by_arm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,13 +32,6 @@ def test_root_mean_square_of_a_whole_image():
     ours = growth.WholeRMS(4, eps=1e-5)
     theirs = torch.nn.RMSNorm((4, 5, 7), eps=1e-5)
     torch.testing.assert_close(ours(x), theirs(x))
-
-
-def test_the_first_seeds_without_decay_are_multiplied():
-    for arm, rows in by_arm("weight-growth", out=ROOT / "results").items():
-        assert [row["seed"] for row in rows if "scaled" in row] == (
-            [0, 1] if arm.endswith("nothing") else []
-        )
 
 
 def test_attacks_are_those_of_torchattacks():
