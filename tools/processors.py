@@ -1,9 +1,10 @@
 """`make test-processors`: the kernel's tests for every instruction set, by gcc
 and clang, whatever machine runs them; outcomes in results/processors.json.
 
-    python -m tools.processors               what is not done for this code
+    python -m tools.processors               all parts
     python -m tools.processors --only clang  with "clang" in the names (--list)
-    python -m tools.processors --record      and write results/processors.json
+    python -m tools.processors --record      what the record lacks for this
+                                             kernel, into the record
     python -m tools.processors --whole avx2  every chapter and every test, as on
                                              a machine that has nothing beyond
                                              AVX2 (or: default, SSE2)
@@ -24,7 +25,6 @@ import json
 import os
 import platform
 import re
-import shelve
 import shutil
 import subprocess
 import sys
@@ -38,7 +38,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
-STATE = ROOT / "_build" / "processors-outcomes"
 KERNEL, DRIVER = (
     ROOT / "normalnorm/layers/engines/native.cpp",
     ROOT / "tests" / "kernel" / "driver.cpp",
@@ -568,45 +567,6 @@ def parts() -> list[Part]:
 
 
 @cache
-def key(name: str) -> str:
-    """Of all that decides the outcome of a part: the kernel, the driver and its
-    record, this file, the compilers, the processor; for tests, the package, the
-    tests and PyTorch too.
-    """
-    if name.startswith("whole "):
-        return ""  # its outcome names a commit
-    h = hashlib.sha256()
-    files = [KERNEL, DRIVER, RECORDED, Path(__file__)]
-    if name.startswith("tests "):
-        files += [
-            *sorted((ROOT / "normalnorm").rglob("*.py")),
-            ROOT / "tests" / "conftest.py",
-            *sorted({ROOT / t.partition("::")[0] for t in TESTS}),
-            *(
-                ROOT / "nbs" / f"{t[:-1].partition('[')[2]}.ipynb"
-                for t in CHAPTERS
-            ),
-        ]
-    for file in files:
-        h.update(
-            file.relative_to(ROOT).as_posix().encode()
-            + b"\0"
-            + file.read_bytes()
-        )
-    h.update(
-        json.dumps(
-            [
-                compilers(),
-                version("torch"),
-                sys.version,
-                _cpuinfo().get("flags", ""),
-            ]
-        ).encode()
-    )
-    return h.hexdigest()[:16]
-
-
-@cache
 def compilers() -> dict[str, str]:
     return {
         tool: (output(tool, "--version").splitlines() or ["not found"])[0]
@@ -619,19 +579,8 @@ def compilers() -> dict[str, str]:
     }
 
 
-def stored() -> dict[str, dict]:
-    "The outcomes that are of the present state of the code, by names of parts."
-    STATE.parent.mkdir(parents=True, exist_ok=True)
-    with shelve.open(str(STATE)) as known:
-        return {
-            name: outcome
-            for name, (of, outcome) in known.items()
-            if of == key(name)
-        }
-
-
 def perform(part: Part, folder: Path) -> dict:
-    "Run a part in a folder of its own, and remember the outcome."
+    "The outcome of a part, run in a folder of its own."
     start, own = time.perf_counter(), folder / re.sub(r"\W+", "-", part.name)
     own.mkdir(parents=True, exist_ok=True)
     try:
@@ -641,14 +590,11 @@ def perform(part: Part, folder: Path) -> dict:
             outcome = part.run(own)
     except Failed as error:
         outcome = {"passed": False, "summary": str(error)[:300]}
-    outcome = {
+    return {
         "failures": [],
         "seconds": round(time.perf_counter() - start, 1),
         "date": time.strftime("%Y-%m-%d"),
     } | outcome
-    with shelve.open(str(STATE)) as known:
-        known[part.name] = key(part.name), outcome
-    return outcome
 
 
 WORDS = {True: "passed", False: "FAILED", None: "skipped"}
@@ -688,23 +634,26 @@ def about() -> dict:
     }
 
 
-def write_record() -> None:
-    """All that is known of this state of the code; what the file held of
-    `--whole` stays until that is run again.
+def recorded() -> dict[str, dict]:
+    """The outcomes of parts in the record, but of another kernel, or by other
+    compilers, none; and what `--whole` came to.
     """
-    try:
-        whole = json.loads(RECORD.read_text(encoding="utf-8")).get("whole", {})
-    except (OSError, ValueError):
-        whole = {}
-    known, names = stored(), [p.name for p in parts()]
+    record, now = json.loads(RECORD.read_text(encoding="utf-8")), about()
+    same = all(record[k] == now[k] for k in ("native source", "compilers"))
+    return record | {"parts": record["parts"] if same else {}}
+
+
+def write_record(outcomes: dict[str, dict]) -> None:
+    "What was known, and these."
+    known, names = recorded(), [p.name for p in parts()]
+    whole = {k: outcomes.pop(f"whole {k}", None) for k in WHOLE}
+    done = known["parts"] | outcomes
     record = about() | {
-        "parts": {name: known[name] for name in names if name in known},
-        "not run": [name for name in names if name not in known],
-        "whole": whole
-        | {k: known[f"whole {k}"] for k in WHOLE if f"whole {k}" in known},
+        "parts": {name: done[name] for name in names if name in done},
+        "not run": [name for name in names if name not in done],
+        "whole": known["whole"] | {k: o for k, o in whole.items() if o},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -725,7 +674,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="run also what has passed for this state of the code",
+        help="with --record: run also what has passed",
     )
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
@@ -770,39 +719,30 @@ def main(arguments: list[str] | None = None) -> int:
     if problem := missing((t for p in able for t in p.tools), given.install):
         print(problem, file=sys.stderr)
         return 2
-    known = {} if given.again or given.whole else stored()
-    todo = [
-        p
-        for p in chosen
-        if known.get(p.name, {"passed": False})["passed"] is False
-    ]
+    known = recorded()["parts"] if given.record and not given.again else {}
+    todo = [p for p in chosen if not known.get(p.name, {}).get("passed")]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"
-        + (
-            " (the others are done for this state of the code)"
-            if len(todo) < len(chosen)
-            else ""
-        ),
+        + " (the others are recorded)" * (len(todo) < len(chosen)),
         flush=True,
     )
+    outcomes = {}
     with tempfile.TemporaryDirectory(prefix="normalnorm-processors-") as folder:
         for number, part in enumerate(todo, 1):
-            outcome = perform(part, Path(folder))
+            outcomes[part.name] = outcome = perform(part, Path(folder))
             print(
                 f"  [{number}/{len(todo)}] {table({part.name: outcome})}",
                 *outcome["failures"],
                 sep="\n      ",
                 flush=True,
             )
-    known = stored()
-    outcomes = {p.name: known[p.name] for p in chosen}
+            if given.record:  # an interrupted run goes on where it was
+                write_record({part.name: outcome})
     failed = [n for n, o in outcomes.items() if o["passed"] is False]
     print(
-        f"\n{table(outcomes)}\n\n{len(failed)} of {len(chosen)} parts failed"
+        f"\n{table(outcomes)}\n\n{len(failed)} of {len(todo)} parts failed"
         + (f": {', '.join(failed)}" if failed else "")
     )
-    if given.record:
-        write_record()
     return bool(failed)
 
 

@@ -606,7 +606,7 @@ def public(tmp_path):
     "A checkout whose settings name a repository on GitHub."
     for name in ("_toc.yml", "references.bib"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "nbs").symlink_to(ROOT / "nbs")
     (tmp_path / "results/coins/book").mkdir(parents=True)
     (tmp_path / "results/coins/book/a.json").write_text("{}")
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")

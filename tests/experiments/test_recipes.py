@@ -5,7 +5,6 @@ what the paper's runs were."""
 
 import dataclasses
 import json
-import subprocess
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from normalnorm.experiments.recipes import (
 )
 from normalnorm.experiments.recipes.first import first_experiment, initial_model
 from normalnorm.experiments.results import Contrast, Deviation
-from normalnorm.experiments.statistics import contrast, detection_power
+from normalnorm.experiments.statistics import contrast
 from tests.experiments.known import ROOT
 
 SCALES = [
@@ -163,39 +162,6 @@ def test_what_a_recipe_leaves_open_is_said(gap, fields):
 def test_recipes_that_contradict_themselves_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(given_noise.given_noise, **fields)
-
-
-FIRST = "30064ed2:results/first-experiment/book/rows.jsonl"
-
-
-def test_what_is_said_of_the_pilot_rows_is_in_them():
-    """The deviation from which the detectable difference follows: root mean
-    square over five contrasts of the residual network, last epoch, in the rows
-    that were there when it was stated.
-    """
-    kept = subprocess.run(
-        ["git", "-C", str(ROOT), "show", FIRST], capture_output=True, text=True
-    )
-    if kept.returncode:
-        pytest.skip("a clone without the history")
-    rows = [
-        row | {"arm": row["arm"].removeprefix("ResNet ")}
-        for row in (
-            json.loads(line)["row"] for line in kept.stdout.split("\n") if line
-        )
-        if row["arm"].startswith("ResNet")
-    ]
-    spreads = [
-        torch.tensor(contrast(rows, pair, "test_last")).var()
-        for pair in given_noise.given_noise.compare
-    ]
-    assert len(spreads) == 5
-    found = torch.stack(spreads).mean().sqrt().item()
-    stated = given_noise.given_noise.deviation["test_last"].value
-    assert abs(found - stated) < 0.01
-    ((_, count, difference),) = given_noise.given_noise.detectable("book")
-    assert count == 24
-    assert detection_power(24, difference / stated) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ those that are prone to spoil one in a process of their own.
 
 import multiprocessing
 import os
-import random
 import re
 import signal
 import warnings
@@ -458,12 +457,3 @@ def table(every: bool = False) -> list[Case]:
             elif fitting and (i + j) % (6 if S[label].alone else 2) == 0:
                 out.append((name, fitting[(i + j) % len(fitting)], label))
     return out
-
-
-def drawn(seed: int) -> Case:
-    "The random case of a seed."
-    draw, known = random.Random(seed), (LAYERS, VARIANTS, S)
-    while True:
-        case = tuple(draw.choice(list(names)) for names in known)
-        if applies(*case):
-            return case
