@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import files, loop, measure, one, sets
+from benchmarks import files, measure, one, sets
 from benchmarks.__main__ import PARTS
 from tests.layers.steps import step
 
@@ -453,26 +453,6 @@ def test_committed_rows_are_complete():
 
 
 # ---- the training loop ----
-
-
-def test_the_loop_is_measured_by_the_processors_time(monkeypatch):
-    """Of each kind of run against `train`; a clock that counts calls stands for
-    the processor's.
-    """
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(loop.time, "process_time", lambda: next(ticks))
-    rows = list(loop.rows(2, quick=True))
-    assert [row["work"] for row in rows] == [
-        "a bare loop",
-        "with a callback that does nothing",
-        "with a checkpoint after each epoch",
-        "with validation after the last epoch only",
-        "a callback that does nothing",
-    ]
-    *ratios, alone = rows
-    for row in ratios:
-        assert row["p50"] == 1.0 and row["pairs"] == 2, row
-    assert alone["µs a step"] == alone["low"] == alone["high"] == 0.0
 
 
 def test_the_loop_costs_what_was_promised():
