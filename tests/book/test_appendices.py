@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("yaml", reason="the book's tools are not installed")
-dialect = pytest.importorskip(
-    "tools.dialect", reason="the book's tools are not installed"
-)
-from normalnorm.claims import ledger  # noqa: E402
-from tests.book import toy  # noqa: E402
-from tools import api, markup  # noqa: E402
-from tools.chapters import ROOT, chapter, chapters  # noqa: E402
-from tools.run import Run  # noqa: E402
+from normalnorm.claims import ledger
+from tests.book import toy
+from tools import api, dialect, markup
+from tools.chapters import ROOT, chapter, chapters
+from tools.run import Run
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
 LINE = (

@@ -10,17 +10,11 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
+import yaml
 
 from normalnorm.experiments import results
-
-pytestmark = pytest.mark.book
-yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
-export = pytest.importorskip(
-    "tools.export", reason="the book's tools are not installed"
-)
-from tools import markup, order, run  # noqa: E402
-from tools.chapters import (  # noqa: E402
+from tools import export, markup, order, run
+from tools.chapters import (
     ROOT,
     WORKSHOP,
     chapter,
@@ -28,7 +22,7 @@ from tools.chapters import (  # noqa: E402
     parts,
     renamed,
 )
-from tools.dialect import directives  # noqa: E402
+from tools.dialect import directives
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():

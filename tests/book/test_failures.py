@@ -13,13 +13,9 @@ from html import unescape
 
 import pytest
 
-pytestmark = pytest.mark.book
-build = pytest.importorskip(
-    "tools.build", reason="the book's tools are not installed"
-)
-from tests.book import toy  # noqa: E402
-from tools import dialect, kernels, links, run  # noqa: E402
-from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
+from tests.book import toy
+from tools import build, dialect, kernels, links, run
+from tools.chapters import ROOT, Chapter, chapters
 
 FIGURE = (
     "from IPython.display import SVG\n"

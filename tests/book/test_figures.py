@@ -7,17 +7,12 @@ import json
 import re
 import shutil
 
+import matplotlib.pyplot as plt
 import pytest
 
-pytestmark = pytest.mark.book
-plt = pytest.importorskip(
-    "matplotlib.pyplot", reason="matplotlib is not installed"
-)
-run = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed"
-)
-from normalnorm import plots  # noqa: E402
-from tools.chapters import ROOT, Chapter, chapter, chapters  # noqa: E402
+from normalnorm import plots
+from tools import run
+from tools.chapters import ROOT, Chapter, chapter, chapters
 
 GREY = "#808080"  # grids and reference lines
 # cheap ones: histograms and lines; dots, legends and clip paths

@@ -9,15 +9,12 @@ import subprocess
 import sys
 import zipfile
 
+import lxml.html
 import pytest
 
-pytestmark = pytest.mark.book
-plain = pytest.importorskip(
-    "tools.plain", reason="the book's tools are not installed"
-)
-from tools import markup  # noqa: E402
-from tools.chapters import ROOT, Chapter  # noqa: E402
-from tools.dialect import without_directives  # noqa: E402
+from tools import markup, plain
+from tools.chapters import ROOT, Chapter
+from tools.dialect import without_directives
 
 HTML = ROOT / "_build" / "html" / "nbs"
 
@@ -107,10 +104,9 @@ def test_code_cells():
 def test_numbers_are_those_of_the_rendered_book():
     if not (ROOT / "_build" / "rendered").exists():
         pytest.skip("the book is not rendered: make book")
-    parse = pytest.importorskip("lxml.html").parse
     numbers, checked = plain.numbers(ROOT), 0
     for chapter in plain.tutorials():
-        page = parse(str(HTML / f"{chapter.name}.html")).getroot()
+        page = lxml.html.parse(str(HTML / f"{chapter.name}.html")).getroot()
         for kind, label in plain.labels(chapter):
             name = f"equation-{label}" if kind == "eq" else label
             (place,) = page.xpath("//*[@id=$name]", name=name)

@@ -7,14 +7,10 @@ import shutil
 
 import pytest
 
-pytestmark = pytest.mark.book
-ledger = pytest.importorskip(
-    "tools.ledger", reason="the book's tools are not installed"
-)
-from normalnorm import claims  # noqa: E402
-from tests.book import toy  # noqa: E402
-from tools import export, run  # noqa: E402
-from tools.chapters import ROOT, Chapter  # noqa: E402
+from normalnorm import claims
+from tests.book import toy
+from tools import export, ledger, run
+from tools.chapters import ROOT, Chapter
 
 CHECK = """#| check
 from normalnorm.claims import claim

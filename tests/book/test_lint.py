@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("ruff", reason="ruff is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 
 

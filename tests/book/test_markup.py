@@ -4,13 +4,9 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed"
-)
-from tools import markup  # noqa: E402
-from tools.chapters import chapters  # noqa: E402
-from tools.markup import (  # noqa: E402
+from tools import markup
+from tools.chapters import chapters
+from tools.markup import (
     Citation,
     Code,
     Division,

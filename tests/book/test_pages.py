@@ -11,14 +11,13 @@ from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
+import nbformat
+import pikepdf
 import pytest
+from bs4 import BeautifulSoup
 
-pytestmark = pytest.mark.book
-build = pytest.importorskip(
-    "tools.build", reason="the book's tools are not installed"
-)
-from tools import browser, launch, links, pdf, plain, run  # noqa: E402
-from tools.chapters import ROOT, chapters, pages, renamed  # noqa: E402
+from tools import browser, build, launch, links, pdf, plain, run
+from tools.chapters import ROOT, chapters, pages, renamed
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -177,7 +176,6 @@ def test_each_notebook_can_be_downloaded_and_run(html):
     """The files that the pages offer: valid, without outputs and directives;
     code that Python can read.
     """
-    nbformat = pytest.importorskip("nbformat")
     for c in chapters():
         notebook = nbformat.reads(
             (html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(
@@ -206,7 +204,7 @@ def test_folded_code_on_a_page(html):
     """The verdict, then the code behind a line that says what it is; what is
     exported behind its signature; nothing of a check is seen unfolded.
     """
-    page = pytest.importorskip("bs4").BeautifulSoup(
+    page = BeautifulSoup(
         (html / "nbs/220_theory.newton.html").read_text(encoding="utf-8"),
         "html.parser",
     )
@@ -775,7 +773,7 @@ def test_links_of_the_print(link, printed):
 
 
 def test_anchors_of_the_print_do_not_meet():
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
         "clip-path='url(#c)'/><use xlink:href='#g'/><image "
         "xlink:href='data:image/png;base64,AA'/></svg>",
@@ -796,8 +794,6 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     is, their links lead there, and so do the bookmarks. What is not printed is
     named.
     """
-    pikepdf = pytest.importorskip("pikepdf")
-    soup = pytest.importorskip("bs4").BeautifulSoup
     monkeypatch.setattr(pdf, "BOOK", tmp_path / "book.html")
     monkeypatch.setattr(pdf, "CONTENTS", tmp_path / "contents.html")
     monkeypatch.setattr(pdf, "PDF", tmp_path / "out.pdf")
@@ -819,7 +815,7 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
             f'<h1 id="x">{heading}<a class="headerlink" href="#x">#</a></h1>'
         )
     articles = {
-        f"nbs/{name}": soup(
+        f"nbs/{name}": BeautifulSoup(
             f'<article class="bd-article" id="{name}"><h1>{name.upper()}'
             "</h1><p>Words.</p></article>",
             "html.parser",
@@ -851,7 +847,7 @@ def test_what_the_print_shows_of_folded_code():
         "<details class='fold fold-{0}'><summary><code>{0}(x)</code> Words."
         "</summary><pre>code of {0}</pre></details>"
     ).format
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<div class='cell'><p class='claim'>a holds</p>"
         f"<p class='claim'>b holds</p>{fold('check')}</div>"
         + "".join(
@@ -877,7 +873,7 @@ def test_what_the_print_shows_of_folded_code():
     ],
 )
 def test_an_export_without_a_public_name_is_not_printed(summary, printed):
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<div class='module-label'>m</div><div class='cell'><details "
         f"class='fold fold-export'><summary>{summary}</summary></details>"
         "</div>",
@@ -895,7 +891,7 @@ def test_figures_and_tables_of_the_print():
     """A figure has the least legible size, one to drag its still form; only a
     long table is set smaller.
     """
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<svg class='figure-svg' style='--natural: 500pt; width: 500pt; "
         "max-width: 100%'></svg><div class='live'>x</div><div class='still'>"
         "<svg style='width:300pt;max-width:100%'></svg></div>"

@@ -6,14 +6,10 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed"
-)
-from tests.book import toy  # noqa: E402
-from tools import folding, plain, reading  # noqa: E402
-from tools.chapters import ROOT, Chapter, chapters  # noqa: E402
-from tools.dialect import fold_of, translate_notebook  # noqa: E402
+from tests.book import toy
+from tools import folding, plain, reading
+from tools.chapters import ROOT, Chapter, chapters
+from tools.dialect import fold_of, translate_notebook
 
 # Chapters that show more than two lines of code for a line of prose, and why.
 MORE_CODE: dict[str, str] = {}

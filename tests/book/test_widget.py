@@ -11,27 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
-pytestmark = pytest.mark.book
-plt = pytest.importorskip(
-    "matplotlib.pyplot", reason="matplotlib is not installed"
-)
-tools = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed"
-)
-from normalnorm import plots  # noqa: E402
-from normalnorm.analysis.gaussianity import qq_r2  # noqa: E402
-from normalnorm.experiments import data  # noqa: E402
-from normalnorm.theory.power_transform import (  # noqa: E402
+from normalnorm import plots
+from normalnorm.analysis.gaussianity import qq_r2
+from normalnorm.experiments import data
+from normalnorm.theory.power_transform import (
     yeo_johnson,
     yeo_johnson_nll,
 )
-from tools.browser import expression  # noqa: E402
-from tools.chapters import chapter  # noqa: E402
+from tools import run as tools
+from tools.browser import expression
+from tools.chapters import chapter
 
 CHROMIUM = (
     shutil.which("chromium")

@@ -1399,13 +1399,13 @@ def test_the_command_that_kills(tmp_path):
     tests/experiments/test_spread.py.)
     """
     out = tmp_path / "kills.json"
-    options = "-m tools.kills --scale smoke --kills 6 --flips 2 --skip worker"
+    options = "-m tools.kills --scale smoke --kills 2 --flips 2 --skip worker"
     python(*options.split(), "--out", out, cwd=ROOT)
     found = json.loads(out.read_text())
     parts = found["parts"]
     assert found["failures"] == {}
     assert found["source"] == results.source_hash()
-    assert parts["at_random_moments"]["kills"] == 6
+    assert parts["at_random_moments"]["kills"] == 2
     assert parts["in_a_write"]["kills"] == 1
     assert parts["sigterm"]["status"] == 143
     assert "start the same command again" in parts["full_disk"]["message"]

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("mutmut")
-
-from tools.mutants import __main__ as command  # noqa: E402
-from tools.mutants import kernel, python  # noqa: E402
+from tools.mutants import __main__ as command
+from tools.mutants import kernel, python
 
 ROOT = Path(__file__).resolve().parents[2]
 AVX2 = ["g++", "-march=x86-64-v3"]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()

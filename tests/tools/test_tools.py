@@ -6,17 +6,13 @@ import json
 import re
 
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
+from sphinx.domains import std
 
-pytestmark = pytest.mark.book
-dialect = pytest.importorskip(
-    "tools.dialect", reason="the book's tools are not installed"
-)
-export = pytest.importorskip(
-    "tools.export", reason="the book's tools are not installed"
-)
-from tests.book import toy  # noqa: E402
-from tools import api, markup, order, run  # noqa: E402
-from tools.chapters import (  # noqa: E402
+from tests.book import toy
+from tools import api, bounds, dialect, export, markup, order, plain, run
+from tools.chapters import (
     ROOT,
     build_order,
     chapter,
@@ -289,8 +285,6 @@ def test_changes_of_the_file_go_into_the_cells(native):
 
 
 def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
-    from docutils import nodes
-    from docutils.utils import new_document
 
     read = json.loads((native / "nbs/010_first.ipynb").read_text())
     name, short, *_, long = dialect.translate_notebook(read, None)["cells"][-6:]
@@ -316,7 +310,6 @@ def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
 
 
 def test_a_plain_notebook_has_a_piece_as_text(native):
-    plain = pytest.importorskip("tools.plain")
     cells = plain.notebook(chapter("010_first", native))["cells"]
     short, _, long = cells[-3:]
     assert {c["cell_type"] for c in cells[-3:]} == {"markdown"}
@@ -698,8 +691,6 @@ def test_cell_tags(source, tags):
     ],
 )
 def test_a_printed_table_keeps_its_lines(text, columns):
-    from docutils import nodes
-    from docutils.utils import new_document
 
     assert dialect.columns_of(text) == columns
     page, block = new_document("page"), nodes.literal_block(text, text)
@@ -730,8 +721,6 @@ def test_numbers_as_in_books(text, made):
 
 
 def test_numbers_in_printed_tables():
-    from docutils import nodes
-    from docutils.utils import new_document
 
     page = new_document("page")
     cells = ["-0.5", "2026-11-23"]
@@ -844,7 +833,6 @@ def test_svgs_of_one_page_do_not_share_names_or_styles():
 
 
 def test_a_formula_keeps_its_punctuation():
-    nodes = pytest.importorskip("docutils.nodes")
     text, math = nodes.Text, lambda x: nodes.math("", x)
     page = nodes.paragraph(
         "",
@@ -890,7 +878,6 @@ def test_a_chapter_over_its_budget_is_named(monkeypatch):
 
 
 def test_the_newest_versions_are_without_pins():
-    from tools import bounds
 
     loose = bounds.without_pins((ROOT / "constraints.txt").read_text())
     assert not re.search(
@@ -903,7 +890,6 @@ def test_the_newest_versions_are_without_pins():
 
 
 def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
-    std = pytest.importorskip("sphinx.domains.std")
     loaded, env = [], type("Environment", (), {"config": "numfig"})()
     env.get_doctree = lambda name: loaded.append(name) or name
     monkeypatch.setattr(

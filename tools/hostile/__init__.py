@@ -353,9 +353,9 @@ def judged(case: Case, call: Callable = directly) -> Verdict:
         else:
             verdict = Verdict("refused", said)
     if verdict.word == "wrong":
-        for known in KNOWN:
-            if known.fits(f"{name}, {variant}", label, verdict.text):
-                return Verdict("known", known.why)
+        where = f"{name}, {variant}"
+        if any(known.fits(where, label, verdict.text) for known in KNOWN):
+            return Verdict("known", verdict.text)
     return verdict
 
 

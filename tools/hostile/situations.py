@@ -1107,13 +1107,12 @@ for _name, _value in {
 
 @dataclass(frozen=True)
 class Known:
-    """`why` layers in their variants, "batch2, in evaluation", and situations
-    that these expressions find are left out or, with a message, may differ.
+    """Layers in their variants, "batch2, in evaluation", and situations that
+    these expressions find are left out or, with a message, may differ.
     """
 
     layer: str
     situation: str
-    why: str
     says: str = ""
 
     def fits(self, layer: str, situation: str, says: str = "") -> bool:
@@ -1128,196 +1127,97 @@ class Known:
 
 
 NOT_TRIED = [
-    Known("functional|over axes", "^(ε|momentum)", "no attributes"),
-    Known(
-        "over axes",
-        "^(weight|bias): (one more axis|fewer)",
-        "a weight (1, 8), or (1,), is one that broadcasts",
-    ),
-    Known(", plain.*, ", "^running_lambda", "the plain layer has none"),
-    Known(
-        "decorrelated",
-        "^gradient: expanded",
-        "a constant one, of which whitening leaves rounding only",
-    ),
-    Known(
-        "with noise", "^four threads", "the order of seeds is not determined"
-    ),
-    Known("functional|over axes", "^pickled", "made of a lambda"),
-    Known(
-        "^(?!.*(batch|averag)).*in evaluation",
-        "^(?!mode|ε)",
-        "without averages it is what it is in training",
-    ),
+    # no attributes
+    Known("functional|over axes", "^(ε|momentum)"),
+    # a weight (1, 8), or (1,), is one that broadcasts
+    Known("over axes", "^(weight|bias): (one more axis|fewer)"),
+    # the plain layer has none
+    Known(", plain.*, ", "^running_lambda"),
+    # a constant one, of which whitening leaves rounding only
+    Known("decorrelated", "^gradient: expanded"),
+    # the order of seeds is not determined
+    Known("with noise", "^four threads"),
+    # made of a lambda
+    Known("functional|over axes", "^pickled"),
+    # without averages it is what it is in training
+    Known("^(?!.*(batch|averag)).*in evaluation", "^(?!mode|ε)"),
 ]
 # refused where PyTorch's layer is right, or different from float64
 KNOWN = [
+    # those over the last axes take its parts, but no gradient is made here as
+    # for others; the function of batches leaves it to PyTorch to refuse
     Known(
         "layer|rms|over axes|batch, functional",
         "input: nested",
-        "those over the last axes take its parts, but no gradient is made here "
-        "as for others; the function of batches leaves it to PyTorch to refuse",
         "NestedTensorImpl|concrete integers|last axes must",
     ),
-    Known(
-        "^batch|^sync",
-        "input: mkldnn",
-        "taken, but PyTorch has no gradient of it",
-        "layout Mkldnn",
-    ),
-    Known(
-        "",
-        "input: no channels",
-        "a wrong number of channels is refused, of an empty input too",
-        "channels",
-    ),
-    Known(
-        "decorrelated1",
-        "nothing in an image",
-        "of (N, C, 0) nothing is left but a wrong number of channels, as above",
-        "channels",
-    ),
-    Known(
-        "group",
-        "nothing in an image",
-        "of no elements PyTorch's layer gives a gradient of NaN, ours 0",
-        "has NaN in other places",
-    ),
-    Known(
-        "group",
-        "broken hook: one more axis",
-        "what comes back must be what was saved; PyTorch's layer takes the "
-        "data",
-        "came back with shape",
-    ),
-    Known(
-        "instance",
-        "complex",
-        "a complex average is refused; PyTorch's layer drops a part of it",
-        "a real floating-point tensor is expected",
-    ),
-    Known(
-        "",
-        "input: functional",
-        "running averages that are no functional tensors cannot be written: an"
-        " assertion of PyTorch's",
-        "RegisterFunctionalization",
-    ),
-    Known(
-        "",
-        "int64",
-        "an integer average is refused; PyTorch's layer reads and rounds it",
-        "a real floating-point tensor is expected",
-    ),
-    Known(
-        "",
-        "one more axis",
-        "an average of another shape is refused, with what is given and what "
-        "is expected",
-        r"expected \(4,\)",
-    ),
-    Known(
-        "",
-        "ε: NaN",
-        "ε = NaN is refused, with what was given and what is expected",
-        "must not be negative",
-    ),
-    Known(
-        "",
-        "torch.func.grad|jvp",
-        "running averages cannot be written under torch.func; PyTorch's fused "
-        "layer writes them unseen",
-        "would mutate a captured Tensor",
-    ),
+    # taken, but PyTorch has no gradient of it
+    Known("^batch|^sync", "input: mkldnn", "layout Mkldnn"),
+    # a wrong number of channels is refused, of an empty input too
+    Known("", "input: no channels", "channels"),
+    # of (N, C, 0) nothing is left but a wrong number of channels, as above
+    Known("decorrelated1", "nothing in an image", "channels"),
+    # of no elements PyTorch's layer gives a gradient of NaN, ours 0
+    Known("group", "nothing in an image", "has NaN in other places"),
+    # what comes back must be what was saved; PyTorch's layer takes the data
+    Known("group", "broken hook: one more axis", "came back with shape"),
+    # a complex average is refused; PyTorch's layer drops a part of it
+    Known("instance", "complex", "a real floating-point tensor is expected"),
+    # running averages that are no functional tensors cannot be written: an
+    # assertion of PyTorch's
+    Known("", "input: functional", "RegisterFunctionalization"),
+    # an integer average is refused; PyTorch's layer reads and rounds it
+    Known("", "int64", "a real floating-point tensor is expected"),
+    # an average of another shape is refused, with what is given and what is
+    # expected
+    Known("", "one more axis", r"expected \(4,\)"),
+    # ε = NaN is refused, with what was given and what is expected
+    Known("", "ε: NaN", "must not be negative"),
+    # running averages cannot be written under torch.func; PyTorch's fused layer
+    # writes them unseen
+    Known("", "torch.func.grad|jvp", "would mutate a captured Tensor"),
+    # PyTorch's layer works on a copy of the weight
     Known(
         "instance",
         "weight changed before backward",
-        "PyTorch's layer works on a copy of the weight",
         "modified by an inplace operation",
     ),
-    Known(
-        "frn",
-        "input: 1e18",
-        "the squares of a unit are summed in its own precision, as timm's",
-        "gradient of tau",
-    ),
-    Known(
-        "layer2|decorrelated",
-        "vmap",
-        "PyTorch does not say within vmap how a tensor lies",
-        "is_contiguous inside of vmap",
-    ),
-    Known(
-        "decorrelated",
-        "autocast",
-        "PyTorch's products of matrices take half precision in a backward pass"
-        " that runs inside autocast, which PyTorch advises against",
-        "gradient of",
-    ),
-    Known(
-        "",
-        "hook: cut",
-        "PyTorch's layer reads beyond the end of a storage that was cut",
-        "the memory of a tensor",
-    ),
-    Known(
-        "",
-        "of inference",
-        "the definition needs the bias for second derivatives, so it is saved;"
-        " PyTorch says what to do",
-        "Inference tensors cannot be saved",
-    ),
-    Known(
-        "",
-        "bias: of inference",
-        "a tensor made in inference mode asks for none",
-        "no gradient of bias",
-    ),
-    Known(
-        "renorm",
-        "weight: of inference",
-        "as above; what is saved is its product with r",
-        "no gradient of weight",
-    ),
-    Known(
-        "",
-        "memory:",
-        "PyTorch's layer reads beyond the end of a storage that was cut, or "
-        "does not need the tensor",
-        "the memory of a tensor",
-    ),
-    Known(
-        "",
-        "expanded|overlapping",
-        "averages whose elements share their memory cannot be written; "
-        "PyTorch's layer writes them all the same",
-        "single memory location",
-    ),
-    Known("", "ε: negative", "a negative ε is refused", "must not be negative"),
-    Known(
-        "batch",
-        "nothing in an image",
-        "an empty input with another number of channels is refused",
-        "given 0 on axis 1",
-    ),
-    Known(
-        "propagated",
-        "1e30 in float16",
-        "of issue 16: where float16 saturates, the gradient is 0",
-        "gradient of input is off",
-    ),
+    # the squares of a unit are summed in its own precision, as timm's
+    Known("frn", "input: 1e18", "gradient of tau"),
+    # PyTorch does not say within vmap how a tensor lies
+    Known("layer2|decorrelated", "vmap", "is_contiguous inside of vmap"),
+    # PyTorch's products of matrices take half precision in a backward pass that
+    # runs inside autocast, which PyTorch advises against
+    Known("decorrelated", "autocast", "gradient of"),
+    # PyTorch's layer reads beyond the end of a storage that was cut
+    Known("", "hook: cut", "the memory of a tensor"),
+    # the definition needs the bias for second derivatives, so it is saved;
+    # PyTorch says what to do
+    Known("", "of inference", "Inference tensors cannot be saved"),
+    # a tensor made in inference mode asks for none
+    Known("", "bias: of inference", "no gradient of bias"),
+    # as above; what is saved is its product with r
+    Known("renorm", "weight: of inference", "no gradient of weight"),
+    # PyTorch's layer reads beyond the end of a storage that was cut, or does
+    # not need the tensor
+    Known("", "memory:", "the memory of a tensor"),
+    # averages whose elements share their memory cannot be written; PyTorch's
+    # layer writes them all the same
+    Known("", "expanded|overlapping", "single memory location"),
+    # a negative ε is refused
+    Known("", "ε: negative", "must not be negative"),
+    # an empty input with another number of channels is refused
+    Known("batch", "nothing in an image", "given 0 on axis 1"),
+    # of issue 16: where float16 saturates, the gradient is 0
+    Known("propagated", "1e30 in float16", "gradient of input is off"),
+    # of issue 16: where float16 saturates, the definition's gradient is 0 and
+    # the kernel's is not
     Known(
         "safeguarded, in evaluation",
         "1e30 in float16",
-        "of issue 16: where float16 saturates, the definition's gradient is 0 "
-        "and the kernel's is not",
         "gradient of input is off",
     ),
-    Known(
-        "both transforms",
-        "vmap",
-        "open since the table grew and chose this case: in evaluation results "
-        "reach 1e216 and more, and nobody has looked at what they differ by",
-        "is off by",
-    ),
+    # open since the table grew and chose this case: in evaluation results reach
+    # 1e216 and more, and nobody has looked at what they differ by
+    Known("both transforms", "vmap", "is off by"),
 ]
