@@ -309,6 +309,7 @@ def test_the_recipe_says_how_many_seeds(place):
             "run", "known", "--dry-run", "--out", "new", *arguments
         )
         assert status == 0 and f"{runs} runs, 0 finished" in out, out
+        assert not Path("new").exists()
     status, _, err = printed("run", "known", "--out", "new")
     assert status == 0 and "[8/8] known smoke b seed 3" in err
 

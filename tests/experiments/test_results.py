@@ -65,19 +65,15 @@ def told(recipe, out):
     return " ".join(tables.report(recipe, out).split())
 
 
-def test_report_equals_known_answer(tmp_path):
+def test_what_a_report_says_beside_its_numbers(tmp_path):
+    "Means, errors, intervals and p values: the chapter."
     results.run_recipe(known_recipe(), "smoke", out=tmp_path)
     text = told(known_recipe(), tmp_path)
-    test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
-    low, high = test.confidence_interval()
     for part in (
-        *map(mean_and_error, KNOWN.values()),
-        f"| {mean_and_error(np.subtract(KNOWN['b'], KNOWN['a']), '+')} | "
-        f"{low:+.2f} … {high:+.2f} | no",
         "Scale smoke: digits data, 8 runs, seeds 0–3",
         "No arm was tuned",
         # all differences positive: 2 of 16 choices of signs
-        f"| {test.pvalue:.3f} | 0.125 |",
+        "| 0.125 |",
         # every seed is shown
         *(" | ".join(f"{v:.2f}" for v in of) for of in KNOWN.values()),
     ):
@@ -85,8 +81,7 @@ def test_report_equals_known_answer(tmp_path):
     assert "Scale book" not in text
     tuned = "The rates are those of pilot runs"
     said = told(known_recipe(tuned=tuned), tmp_path)
-    assert f"{tuned}." in said
-    assert "No arm was tuned" not in said
+    assert f"{tuned}." in said and "No arm was tuned" not in said
 
 
 def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
@@ -1083,22 +1078,6 @@ def test_arms_whose_data_are_missing_are_named_and_the_others_run(
     assert len(results.run_recipe("known", "smoke", out=tmp_path)) == 8
 
 
-def test_command_line(tmp_path, listed):
-    "What it says while it works; what it refuses: test_cli.py."
-    listed(known_recipe())
-    here = "--out", tmp_path
-    status, out, err = printed("run", "known", "--seeds", 2, "--dry-run", *here)
-    assert (status, err) == (0, "")
-    assert "4 runs, 0 finished" in out
-    assert not list(tmp_path.iterdir())
-    status, out, err = printed("run", "known", "--seeds", 2, *here)
-    assert status == 0
-    assert "[4/4] known smoke b seed 1" in err
-    assert printed("report", "known", *here) == (0, out, "")
-    again = printed("run", "known", "--seeds", 1, "--arm", "b", *here)[2]
-    assert "[1/1] known smoke b seed 0: finished before" in again
-
-
 # ---- killed, doubled, starved ----
 
 
@@ -1411,29 +1390,3 @@ def test_the_command_that_kills(tmp_path):
     assert "start the same command again" in parts["full_disk"]["message"]
     bits = parts["turned_bits"]
     assert [bits[of]["bits"] for of in ("checkpoint", "row")] == [2, 6]
-
-
-# ---- the first experiment ----
-
-
-def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
-    lines = []
-    (row,) = results.run_recipe(
-        "first-experiment",
-        "smoke",
-        seeds=[7],
-        arms=["ResNet BNN"],
-        out=tmp_path,
-        device="cpu",
-        progress=lines.append,
-    )
-    (file,) = tmp_path.rglob("*.json")
-    assert results.read_row(file) == row
-    assert (row["seed"], row["schema"]) == (7, results.SCHEMA)
-    assert row.items() >= results.provenance().items()
-    assert len(row["history"]) == row["config"]["train"]["epochs"]
-    assert any("epoch 2/2" in line for line in lines)
-    assert not list((tmp_path / ".checkpoints").iterdir())
-    measured = row["gaussianity"]
-    assert "stem_norm" in measured["after"]
-    assert measured["before"].keys() == measured["after"].keys()

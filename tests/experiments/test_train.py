@@ -8,7 +8,6 @@ import math
 import os
 import random
 import re
-import socket
 import sys
 from dataclasses import replace
 
@@ -1103,82 +1102,6 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         assert a | b == both
     kept = torch.load(tmp_path / "c2.pt", weights_only=True)
     assert len(kept["history"]) == 3
-
-
-RECIPE = """
-import json, os, sys
-import torch
-from normalnorm.experiments.recipes.first import first_experiment, run
-
-folder, port, *names = sys.argv[1:]
-arms = {arm: config for arm, config in
-        first_experiment.scales["smoke"].items() if arm in names}
-
-def work(name):
-    found = {arm: run(arms[arm], 3, checkpoint=f"{folder}/{name[0]}-{i}.pt")
-             for i, arm in enumerate(arms)}
-    json.dump(found, open(f"{folder}/{name}.json", "w"))
-
-def one_of_two(rank):
-    # as torchrun starts it; forked, for imports take longer than the runs
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2",
-                   "LOCAL_WORLD_SIZE": "2", "RANK": str(rank),
-                   "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": port}
-    work(f"2-{rank}")
-    torch.distributed.destroy_process_group()
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    context = torch.multiprocessing.get_context("fork")
-    both = [context.Process(target=one_of_two, args=(rank,))
-            for rank in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join()
-    assert all(process.exitcode == 0 for process in both)
-    work("1")
-"""
-
-
-def test_a_recipe_runs_in_two_processes_without_a_change(tmp_path):
-    """Scale "smoke". Both processes end with the same losses. An arm that
-    neither draws noise nor has batch statistics, of which each process
-    has its own, has those of one process: losses to four digits, no more than
-    one image in a hundred predicted otherwise.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    arms = "ViT LN", "ViT LNN without noise", "ResNet BNN"
-    python("recipe.py", tmp_path, port, *arms, cwd=tmp_path)
-    one, first, second = (
-        json.loads((tmp_path / f"{name}.json").read_text())
-        for name in ("1", "2-0", "2-1")
-    )
-    assert set(one) == set(arms)
-    for arm in one:
-        alone, *both = (
-            [epoch["train_loss"] for epoch in found[arm]["history"]]
-            for found in (one, first, second)
-        )
-        assert both[0] == both[1]
-        assert all(map(math.isfinite, both[0]))
-        if arm == "ResNet BNN":
-            assert both[0] != alone
-            continue
-        assert both[0] == pytest.approx(alone, rel=1e-4)
-        for key in set(one[arm]["metrics"]) - {"seconds", "chosen_epoch"}:
-            value = one[arm]["metrics"][key]
-            for other in (first, second):
-                assert other[arm]["metrics"][key] == pytest.approx(
-                    value, rel=1e-2, abs=1.0 if value > 2 else 0
-                ), (arm, key)
-    # the first process alone writes the checkpoint
-    assert len(list(tmp_path.glob("2-*.pt"))) == len(one)
-    assert len(list(tmp_path.glob("2-0-*.pt"))) == 0
 
 
 def test_one_of_several_processes_has_no_device_by_number(monkeypatch):
