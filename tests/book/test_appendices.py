@@ -183,12 +183,16 @@ def notation_rows():
                 yield [part.strip() for part in line.strip("|").split(" | ")]
 
 
-def test_each_symbol_leads_to_an_existing_place_that_uses_it():
-    sources = {
+@pytest.fixture(scope="module")
+def sources():
+    return {
         c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
         for c in chapters()
         if c.name != "905_notation"
     }
+
+
+def test_each_symbol_leads_to_an_existing_place_that_uses_it(sources):
     rows = list(notation_rows())
     assert len(rows) > 40
     for symbol, meaning, theirs, where in rows:
@@ -209,15 +213,10 @@ def test_each_symbol_leads_to_an_existing_place_that_uses_it():
                 )
 
 
-def test_a_symbol_has_one_meaning_in_a_part():
+def test_a_symbol_has_one_meaning_in_a_part(sources):
     """Of the rows of one part that define the same letter, at most one does not
     say where its meaning holds.
     """
-    sources = {
-        c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
-        for c in chapters()
-        if c.name != "905_notation"
-    }
     meanings = {}
     for symbol, meaning, _, where in notation_rows():
         part = next(

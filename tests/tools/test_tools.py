@@ -11,7 +11,7 @@ from docutils.utils import new_document
 from sphinx.domains import std
 
 from tests.book import toy
-from tools import api, bounds, dialect, export, markup, order, plain, run
+from tools import api, bounds, dialect, export, order, plain, run
 from tools.chapters import (
     ROOT,
     build_order,
@@ -599,6 +599,7 @@ def test_a_failing_cell_is_named(checkout):
             "{cite:p}`yeo2000` and {cite:p}`yeo2000,boxcox1964`",
         ),
         ("@yeo2000 say", "{cite:t}`yeo2000` say"),
+        ("[@yeo2000, section 4.1]", "{cite:p}`yeo2000{section 4.1}`"),
         ("`@eq-x` $a@b$ me@yeo2000.org", "`@eq-x` $a@b$ me@yeo2000.org"),
         (
             "```\n$$ x $$ {#eq-x}\n@eq-x\n```",
@@ -630,28 +631,6 @@ def test_a_failing_cell_is_named(checkout):
 )
 def test_markdown(quarto, myst):
     assert dialect.markdown(quarto).strip() == myst
-
-
-def test_a_citation_keeps_its_remark():
-    assert (
-        dialect.markdown("[@yeo2000, section 4.1]")
-        == "{cite:p}`yeo2000{section 4.1}`"
-    )
-
-
-def test_a_div_across_cells_is_fenced_in_each():
-    cells = toy.cells(
-        ("markdown", "::: {.solution}\nFirst."),
-        ("code", "1"),
-        ("markdown", "Last.\n:::"),
-    )
-    first, _, last = (
-        dialect.Myst().write(found) for _, found in markup.cells(cells)
-    )
-    for made, words in ((first, "First."), (last, "Last.")):
-        assert made == (
-            f":::{{admonition}} Solution\n:class: dropdown\n\n{words}\n:::"
-        ).join("\n\n")
 
 
 @pytest.mark.parametrize(
@@ -740,22 +719,6 @@ def test_numbers_in_printed_tables():
     ]
 
 
-def test_figures_get_number_caption_and_alternative_text():
-    cell = {
-        "source": '#| label: fig-a\n#| fig-cap: "The curve of $x$, see '
-        '@eq-b."\nplot()',
-        "metadata": {},
-    }
-    dialect.code_cell(cell)
-    made = cell["metadata"]["mystnb"]
-    assert (
-        made["figure"]
-        == {"caption": "The curve of $x$, see {eq}`eq-b`.", "name": "fig-a"}
-        and "curve" in made["image"]["alt"]
-    )
-    assert cell["source"] == "plot()"
-
-
 def test_a_long_caption_goes_on_in_indented_lines():
     cell = {
         "source": '#| label: fig-a\n#| fig-cap: "The curve of $x$,\n'
@@ -769,8 +732,10 @@ def test_a_long_caption_goes_on_in_indented_lines():
         "fig-cap": "The curve of $x$, see @eq-b.",
     }
     dialect.code_cell(cell)
-    caption = cell["metadata"]["mystnb"]["figure"]["caption"]
-    assert caption == "The curve of $x$, see {eq}`eq-b`."
+    made = cell["metadata"]["mystnb"]
+    caption = "The curve of $x$, see {eq}`eq-b`."
+    assert made["figure"] == {"caption": caption, "name": "fig-a"}
+    assert made["image"]["alt"] == "The curve of x, see eq-b."
     assert cell["source"] == "plot()"
 
 
