@@ -146,7 +146,7 @@ PACKAGES = {
 
 
 @cache
-def _cpuinfo() -> dict[str, str]:
+def cpuinfo() -> dict[str, str]:
     try:
         lines = (
             Path("/proc/cpuinfo")
@@ -169,7 +169,7 @@ def lacking(
     machine = machine or platform.machine()
     if machine not in ("x86_64", "AMD64"):
         return f"this processor is {machine}, not x86-64"
-    flags = set(_cpuinfo().get("flags", "").split() if flags is None else flags)
+    flags = set(cpuinfo().get("flags", "").split() if flags is None else flags)
     missing = [f for f in SETS[name].needs if f not in flags]
     return f"this processor has no {', '.join(missing)}" if missing else ""
 
@@ -196,6 +196,10 @@ def output(*command: str) -> str:
         return ran(list(command), cwd=ROOT).stdout.strip()
     except OSError:
         return ""
+
+
+def first_line(*command: str) -> str | None:
+    return next(iter(output(*command).splitlines()), None)
 
 
 def missing(tools: Iterable[str], install: bool = False) -> str:
@@ -569,7 +573,7 @@ def parts() -> list[Part]:
 @cache
 def compilers() -> dict[str, str]:
     return {
-        tool: (output(tool, "--version").splitlines() or ["not found"])[0]
+        tool: first_line(tool, "--version") or "not found"
         for tool in (
             "g++",
             "clang++",
@@ -623,7 +627,7 @@ def about() -> dict:
     "Which machine, which code."
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": _cpuinfo().get("model name", platform.processor()),
+        "processor": cpuinfo().get("model name", platform.processor()),
         "cores": os.cpu_count(),
         "instruction sets": [name for name in SETS if not lacking(name)],
         "compilers": compilers(),

@@ -16,6 +16,7 @@ import pikepdf
 import pytest
 from bs4 import BeautifulSoup
 
+from tests.book import toy
 from tools import browser, build, launch, links, pdf, plain, run
 from tools.chapters import ROOT, chapters, pages, renamed
 
@@ -298,44 +299,20 @@ def test_a_new_style_reaches_the_pages(tmp_path):
 
 
 def test_a_renamed_chapter_leaves_nothing(tmp_path):
-    """Neither page nor copy; a chapter that is still listed, pages that are no
-    notebooks, and what is nobody's stay.
-    """
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts:\n  - chapters:\n"
-        "      - file: nbs/230_layers.core\n      - file: nbs/api\n",
-        encoding="utf-8",
-    )
-    gone, stays = (
-        [],
-        [
-            "executed/notes.txt",
-            "html/nbs/index.html",
-            "html/nbs/api.html",
-            "html/_sources/nbs/api.md",
-            "html/genindex.html",
-            "html/_static/230_old.html",
-            "html/nbs/folder.html/x",
-        ],
-    )
-    for folder, suffixes in build.LEFT_BY_A_BUILD.items():
-        for suffix in suffixes:
-            gone += [
-                f"{folder}/230_layers.functional{suffix}",
-                f"{folder}/230_layers{suffix}",
-            ]
-            stays.append(f"{folder}/230_layers.core{suffix}")
-    for name in gone + stays:
-        path = tmp_path / "_build" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    assert sorted(build.remove_leftovers(tmp_path)) == sorted(gone)
-    left = {
-        p.relative_to(tmp_path / "_build").as_posix()
-        for p in (tmp_path / "_build").rglob("*")
-        if p.is_file()
-    }
-    assert left == set(stays) and build.remove_leftovers(tmp_path) == []
+    "One that is added, or still listed, takes no page away."
+    page = tmp_path / "_build/html/nbs/230_layers.core.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    for names, stays in (
+        (["230_layers.core"], True),
+        (["230_layers.core", "api"], True),
+        (["240_layers.core", "api"], False),
+    ):
+        (tmp_path / "_toc.yml").write_text(
+            "root: nbs/index\nparts:\n" + toy.contents(*names)
+        )
+        build.forget_renamed(tmp_path)
+        assert page.exists() == stays
 
 
 def test_a_chapter_has_one_number(html):
@@ -370,27 +347,19 @@ def test_old_names_lead_to_the_new_pages(html):
 
 
 def test_a_page_under_an_old_name(tmp_path):
-    """It is written over what an earlier build left there, and stays; it leads
-    to the chapter with scripts and without.
+    """It is written over what an earlier build left there; it leads to the
+    chapter with scripts and without.
     """
     (tmp_path / "nbs").mkdir()
     (tmp_path / "nbs" / "renamed.csv").write_text(
         "old,new\n230_layers.old,240_layers.core\n"
-    )
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts:\n  - chapters:\n"
-        "      - file: nbs/240_layers.core\n",
-        encoding="utf-8",
     )
     build.write_redirects(tmp_path)  # before the first build: nothing
     page = tmp_path / "_build/html/nbs/230_layers.old.html"
     assert not page.exists()
     page.parent.mkdir(parents=True)
     page.write_text("the chapter, as an earlier build rendered it")
-    assert build.remove_leftovers(tmp_path) == ["html/nbs/230_layers.old.html"]
-    for _ in range(2):
-        build.write_redirects(tmp_path)
-        assert build.remove_leftovers(tmp_path) == []
+    build.write_redirects(tmp_path)
     (page.parent / "240_layers.core.html").write_text("<i id='sec-a'></i>")
     assert links.broken(tmp_path / "_build/html") == []
     (page.parent / "240_layers.core.html").unlink()
