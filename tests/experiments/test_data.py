@@ -31,8 +31,9 @@ from normalnorm.experiments import (
     streams,
     text,
 )
-from tests.experiments.known import ROOT, python
+from tests.experiments.known import python
 from tests.peers import FOLLOWS, installed
+from tools import make_fashion_subset, make_stdlib_text
 
 FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
 pytestmark = pytest.mark.usefixtures("no_hub")
@@ -321,17 +322,12 @@ def test_a_split_needs_as_many_inputs_as_targets():
         ),
         # what converts and deploys a model needs no engine, no symbolic
         # algebra and no compiler
-        *(
-            pytest.param(
-                f"layers.{module}", "", "sympy torch._dynamo", marks=FOLLOWS
-            )
-            for module in (
-                "conversion",
-                "running_averages",
-                "folding",
-                "weight_decay",
-                "factory",
-            )
+        pytest.param(
+            "layers.conversion layers.running_averages layers.folding "
+            "layers.weight_decay layers.factory",
+            "",
+            "sympy torch._dynamo",
+            marks=FOLLOWS,
         ),
     ],
 )
@@ -349,15 +345,6 @@ def test_import_loads_nothing_slow_or_optional(modules, use, absent):
 # ---- the scripts that make the files ----
 
 
-def _script(name="make_fashion_subset"):
-    spec = importlib.util.spec_from_file_location(
-        name, ROOT / "tools" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.book
 @pytest.mark.skipif(
     not FASHION_SOURCE.exists(),
@@ -365,17 +352,17 @@ def _script(name="make_fashion_subset"):
     "dataset-fashion-mnist",
 )
 def test_script_makes_the_fashion_file_byte_for_byte():
-    assert hashlib.sha256(_script().fashion()).hexdigest() == data.data_hash(
-        "fashion"
-    )
+    assert hashlib.sha256(
+        make_fashion_subset.fashion()
+    ).hexdigest() == data.data_hash("fashion")
 
 
 @pytest.mark.book
 def test_script_makes_the_digits_file_byte_for_byte():
     installed("sklearn")
-    assert hashlib.sha256(_script().digits()).hexdigest() == data.data_hash(
-        "digits"
-    )
+    assert hashlib.sha256(
+        make_fashion_subset.digits()
+    ).hexdigest() == data.data_hash("digits")
 
 
 @pytest.mark.book
@@ -384,8 +371,7 @@ def test_script_makes_the_digits_file_byte_for_byte():
     reason="the text is made of the sources of Python 3.11.7",
 )
 def test_script_makes_the_text_byte_for_byte(tmp_path):
-    script = _script("make_stdlib_text")
-    assert script.main(["--out", str(tmp_path)]) == 0
+    assert make_stdlib_text.main(["--out", str(tmp_path)]) == 0
     assert hashlib.sha256(
         (tmp_path / "stdlib.npz").read_bytes()
     ).hexdigest() == data.data_hash("stdlib")
@@ -393,7 +379,6 @@ def test_script_makes_the_text_byte_for_byte(tmp_path):
 
 @pytest.mark.book
 def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
-    script = _script("make_stdlib_text")
     good = b"x = 1\n" * 1000
     for name, content in {
         "a.py": good,
@@ -406,23 +391,19 @@ def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert [path.name for path in script.chosen(tmp_path)] == ["a.py"]
+    assert [path.name for path in make_stdlib_text.chosen(tmp_path)] == ["a.py"]
     with pytest.raises(
         SystemExit, match="is it the folder Lib of CPython 3.11.7"
     ):
-        script.text(tmp_path)
+        make_stdlib_text.text(tmp_path)
 
 
 @pytest.mark.book
 def test_script_says_what_is_missing(tmp_path):
-    script = _script()
     with pytest.raises(
         SystemExit, match="apt-get install dataset-fashion-mnist"
     ):
-        script.fashion(tmp_path)
-    (tmp_path / "wrong.gz").write_bytes(gzip.compress(b"\0\0\x0d\1\0\0\0\1\0"))
-    with pytest.raises(SystemExit, match="not an IDX file"):
-        script.read_idx(tmp_path / "wrong.gz")
+        make_fashion_subset.fashion(tmp_path)
 
 
 # ---- MNIST-1D ----
