@@ -79,7 +79,6 @@ def test_version(place):
 
 REFUSED = [
     (["report", "known", "--out", "file"], ["file is not a folder", "--out"]),
-    (["list", "--out", "file"], ["file is not a folder", "--out"]),
     (
         ["compare", "known/a", "known/b", "--out", "file"],
         ["file is not a folder"],
@@ -89,13 +88,7 @@ REFUSED = [
         ["run", "known", "--out", "file/sub/deep"],
         ["file is not a folder", "file/sub/deep"],
     ),
-    (
-        ["run", "known", "--dry-run", "--out", "file/sub"],
-        ["file is not a folder"],
-    ),
-    (["report", "known", "--out", "file/sub"], ["file is not a folder"]),
     (["report", "known", "--out", "nowhere"], ["there is no folder nowhere"]),
-    (["list", "--out", "nowhere"], ["there is no folder nowhere"]),
     (
         ["list", "--out", ""],
         ["argument --out: '' was given, expected a folder"],
@@ -110,10 +103,6 @@ REFUSED = [
             "argument --jobs: '-3' was given, expected a number of processes, "
             "or 0"
         ],
-    ),
-    (
-        ["run", "known", "--jobs", "two"],
-        ["argument --jobs: 'two' was given, expected a number of processes"],
     ),
     (
         ["run", "known", "--seeds", "0"],
@@ -139,16 +128,11 @@ REFUSED = [
     (["run", "known", "--arm", "c"], ["no arm 'c'", "known are a, b"]),
     (["run", "known", "--device", "nowhere"], ["'nowhere' is no device"]),
     (
-        ["run", "known", "--device", "nowhere", "--dry-run"],
-        ["'nowhere' is no device"],
-    ),
-    (
         ["run", "known", "--device", "meta"],
         ["the device 'meta' cannot be used here"],
     ),
     (["verify", "--device", ""], ["the device '' cannot be used here"]),
     (["verify", ""], ["no claim is called ''"]),
-    (["verify", "--id", ""], ["no claim is called ''"]),
     (
         ["verify", "nn-yj-identity", "--id", "log1p-lower-bound"],
         ["two claims are named, 'nn-yj-identity' and 'log1p-lower-bound'"],
@@ -162,23 +146,11 @@ REFUSED = [
         ["'nowhere' is neither a folder of results nor an arm", "RECIPE/ARM"],
     ),
     (
-        ["compare", "", "known/a"],
-        ["'' is neither a folder of results nor an arm"],
-    ),
-    (
-        ["compare", "/no/such/folder", "known/a"],
-        ["'/no/such/folder' is neither a folder of results nor an arm"],
-    ),
-    (
         ["compare", "no/such", "known/a"],
         [
             "'no/such' is neither a folder of results nor an arm",
             "no recipe is called 'no'",
         ],
-    ),
-    (
-        ["compare", "file", "rows"],
-        ["'file' is neither a folder of results nor an arm"],
     ),
     (
         ["compare", "rows", "known/a"],
@@ -190,12 +162,10 @@ REFUSED = [
     ),
     (["compare", "x" * 5000, "known/a"], ["xxx"]),
     (["lab", "--to", ""], ["the folder for the chapters is named ''"]),
-    (["lab", "--to", " "], ["the folder for the chapters is named ' '"]),
     (["lab", "--to", "file"], ["file", "--to"]),
     (["lab", "--to", "file/sub"], ["file/sub", "--to"]),
     (["lab", "--jupyter", "'half"], ["--jupyter", "cannot be split"]),
     (["report"], ["recipe", "normalnorm report --help"]),
-    (["report", ""], ["no recipe is called ''"]),
     (["nonsense"], ["'nonsense'", "normalnorm --help"]),
     ([], ["command"]),
     (["list", "--nonsense"], ["--nonsense"]),
