@@ -5,7 +5,6 @@ dialect adds for them.
 import csv
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from normalnorm.claims import ledger
 from tests.book import toy
 from tools import api, dialect, markup
 from tools.chapters import ROOT, chapter, chapters
-from tools.run import Run
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
 LINE = (
@@ -103,34 +101,6 @@ def test_claims_are_known_to_the_dialect_as_to_the_ledger():
         assert api.claims_of(ROOT, c.name) == {
             entry.id for entry in ledger() if entry.chapter == c.name
         }, c.name
-
-
-def test_each_claim_stands_in_its_chapter():
-    """The executed chapter shows a verdict line for each of its claims, so that
-    the ledger's links arrive.
-    """
-    for c in chapters():
-        ids, run = api.claims_of(ROOT, c.name), Run(c)
-        if not ids or not run.notebook.exists():
-            continue
-        executed = json.loads(run.notebook.read_text(encoding="utf-8"))
-        page = dialect.translate_notebook(
-            json.loads(c.path.read_text(encoding="utf-8")), executed, ids
-        )
-        shown = set()
-        for cell in page["cells"]:
-            if cell["cell_type"] == "code" and not {
-                "remove-cell",
-                "remove-output",
-            } & set(cell["metadata"]["tags"]):
-                shown |= set(
-                    re.findall(
-                        r'id="claim-here-([^"]+)"',
-                        json.dumps(cell["outputs"]).replace('\\"', '"'),
-                    )
-                )
-        if not run.stale():
-            assert shown == ids, c.name
 
 
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
@@ -438,36 +408,3 @@ def test_every_public_name_of_the_package_is_on_the_page():
         assert f"({api.module_target(module)})=" in page
         for entry in listed:
             assert page.count(f"({entry.target()})=") == 1, entry
-
-
-def test_rendered_anchors_exist():
-    """In the rendered book, if there is one: each link between chapters, ledger
-    and API arrives.
-    """
-    folder = ROOT / "_build" / "html" / "nbs"
-    if (
-        not (folder / "api.html").exists()
-        or not (ROOT / "_build" / "rendered").exists()
-    ):
-        pytest.skip("the book has not been rendered")
-    texts, dead = (
-        {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.html")},
-        [],
-    )
-    ids = {
-        name: set(re.findall(r'\bid="([^"]+)"', text))
-        for name, text in texts.items()
-    }
-    for name in (
-        "910_what_was_checked.html",
-        "915_coverage.html",
-        "920_errata.html",
-        "api.html",
-    ):
-        for page, anchor in re.findall(
-            r'href="([\w.]+\.html)?#([^"]+)"', texts.get(name, "")
-        ):
-            if anchor not in ids.get(page or name, ()):
-                dead.append(f"{name} → {page}#{anchor}")
-    assert dead == []
-    assert not any(Path(p).stat().st_size == 0 for p in folder.glob("*.html"))

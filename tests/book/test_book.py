@@ -8,9 +8,6 @@ import csv
 import json
 import re
 import shutil
-from pathlib import Path
-
-import yaml
 
 from normalnorm.experiments import results
 from tools import export, markup, order, run
@@ -123,19 +120,6 @@ def test_one_notebook_per_module():
     assert len(modules) == len(set(modules))
 
 
-def test_quarto_lists_the_same_chapters():
-    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    assert [
-        Path(f).stem
-        for f in quarto["project"]["render"]
-        if f.endswith(".ipynb")
-    ] == [c.name for c in chapters()]
-
-
-def test_readme_is_the_landing_page():
-    assert (ROOT / "README.md").read_text() == export.readme(ROOT)
-
-
 def landing_page(folder, change):
     """The README of a checkout in which the first row of BNN was changed and
     signed anew.
@@ -157,8 +141,8 @@ def landing_page(folder, change):
 
 
 def test_a_changed_row_changes_the_readme(tmp_path):
-    """Its images, of which accuracy is made, and its loss. (Without a change:
-    the test above.)
+    """Its images, of which accuracy is made, and its loss. (Without a change it
+    is what the notebooks generate.)
     """
 
     def fail_all(row):
