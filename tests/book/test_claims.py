@@ -5,9 +5,6 @@ A claim that the run of its chapter has checked, with the code as it is now, is
 not run again; any other is run here.
 """
 
-import builtins
-import dis
-import types
 
 import pytest
 
@@ -73,55 +70,6 @@ def test_claim(claim):
     outcome = outcome_of(claim)
     assert outcome.outcome in ("as recorded", "skipped"), outcome.message
     assert outcome.mutant in ("rejected", "not run"), outcome.mutant
-
-
-def unbound(function, seen):
-    """Global names that a function, or one that it defines or uses from its own
-    module, refers to and nothing defines.
-    """
-    missing, stack, known = set(), [function.__code__], function.__globals__
-    while stack:
-        code = stack.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        stack += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        for name in {
-            i.argval
-            for i in dis.get_instructions(code)
-            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-        }:
-            value = known.get(name)
-            if name not in known and not hasattr(builtins, name):
-                missing.add(name)
-            if (
-                isinstance(value, types.FunctionType)
-                and value.__globals__ is known
-            ):
-                stack.append(value.__code__)
-    return missing
-
-
-def test_checks_need_nothing_that_only_their_notebook_has():
-    """A chapter's run finds every name that its cells define; the exported
-    check has only its own module.
-    """
-    seen = set()
-    found = {
-        c.id: names
-        for c in claims.ledger()
-        for f in (c.check, c.formula, c.mutant)
-        if isinstance(f, types.FunctionType) and (names := unbound(f, seen))
-    }
-    assert found == {}
-    there = types.FunctionType(
-        compile(
-            "def f():\n    return [helper(x) for x in range(3)]", "x", "exec"
-        ).co_consts[0],
-        {},
-        "f",
-    )
-    assert unbound(there, set()) == {"helper"}
 
 
 def test_every_check_says_how_it_checks():

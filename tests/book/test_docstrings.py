@@ -122,41 +122,6 @@ def test_everything_public_has_an_example():
     assert found == set(EXEMPT)
 
 
-def test_what_counts_as_an_example():
-    class Shape:
-        """A shape.
-
-        >>> Shape().area()
-        0
-        """
-
-        def area(self):
-            return 0
-
-        def name(self):
-            """Not shown.
-
-            >>> len("circle")
-            6
-            """
-
-        def _hidden(self):
-            pass
-
-    class Square(Shape):
-        "No example, and none is wanted of what it overrides."
-
-        def area(self):
-            return 1
-
-    module = type(inspect)("shapes")
-    for cls in (Shape, Square):
-        cls.__module__ = "shapes"
-        setattr(module, cls.__name__, cls)
-    module.__all__ = ["Shape", "Square"]
-    assert list(without_example(module)) == ["Shape.name", "Square"]
-
-
 def public():
     "The same of the whole package."
     for module in MODULES:

@@ -65,3 +65,11 @@ def test_a_fault_is_found_in_every_room(place):
         # f has no docstring; a package that is none of the library's
         expected |= {"D103", "TID251"}
     assert {re.search(r": ([A-Z]+\d+) ", line)[1] for line in found} == expected
+
+
+def test_checks_need_nothing_that_only_their_notebook_has():
+    """A chapter's run finds every name that its cells define; the exported
+    check has only its own module.
+    """
+    undefined = "--select F821 --no-respect-gitignore normalnorm/checks"
+    assert ruff(*undefined.split()) == []
