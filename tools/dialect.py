@@ -50,42 +50,23 @@ class Myst(markup.Writer):
         kind, title = block.kind, block.title
         if not kind:
             return super().division(block)
-        named = kind in THEOREMS or kind == "exr"
-        if title and (named or kind in CALLOUTS and not block.folded):
-            words, title = self.inline(title.inline), None
-        else:
-            words = ""
-        if named:
+        words, body = self.inline(title.inline) if title else "", []
+        if kind in THEOREMS or kind == "exr":
             name = f"prf:{THEOREMS[kind]}" if kind in THEOREMS else "exercise"
             head = [f"{{{name}}} {words}".strip(), f":label: {block.label}"]
-        elif kind == "proof":
-            head = ["{prf:proof}"]
-        elif kind == "solution":
-            head = ["{admonition} Solution", ":class: dropdown"]
-        elif block.folded:
-            head = [
-                f"{{admonition}} {kind.title()}",
-                f":class: {kind} dropdown",
-            ]
+        elif kind in CALLOUTS and words:
+            head = [f"{{admonition}} {words}", f":class: {kind}"]
+        elif kind in CALLOUTS:
+            head = [f"{{{kind}}}"]
         else:
-            head = (
-                [f"{{admonition}} {words}", f":class: {kind}"]
-                if words
-                else [f"{{{kind}}}"]
-            )
+            head = ["{prf:proof}"]
+            if kind == "solution":
+                head = ["{admonition} Solution", ":class: dropdown"]
+            body = [self.heading(title)] if title else []
         colons = ":" * (3 + block.depth)
-        body = [self.heading(title)] if title else []
+        body += map(self.block, block.pieces)
         return "\n".join(
-            [
-                "",
-                colons + head[0],
-                *head[1:],
-                "",
-                *body,
-                *map(self.block, block.pieces),
-                colons,
-                "",
-            ]
+            ["", colons + head[0], *head[1:], "", *body, colons, ""]
         )
 
     def citation(self, piece: markup.Citation) -> str:
@@ -134,17 +115,13 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     """
     off = lambda name: found.get(name, "").lower() == "false"
     tags = []
-    if "hide" in found or off("include") or "default_exp" in found:
+    if "hide" in found or "default_exp" in found:
         tags.append("remove-cell")
-    if off("echo") or "hide_input" in found:
+    if off("echo"):
         tags.append("remove-input")
-    if off("output") or "hide_output" in found:
+    if off("output"):
         tags.append("remove-output")
-    if (
-        found.get("code-fold", "").lower() == "true"
-        or "collapse_input" in found
-        or "collapse" in found
-    ):
+    if found.get("code-fold", "").lower() == "true":
         tags.append("hide-input")
     return tags
 
@@ -203,17 +180,6 @@ def title(cells: list[dict]) -> None:
             r"\1:::{div} lead\n\2\n:::\n",
             cells[0]["source"].strip(),
             flags=re.S,
-        )
-
-
-def show_doc(output: dict) -> None:
-    """The output of nbdev's show_doc begins with a rule, which docutils refuses
-    at the start of a section.
-    """
-    data = output.get("data", {})
-    if "text/markdown" in data:
-        data["text/markdown"] = re.sub(
-            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
         )
 
 
@@ -513,7 +479,6 @@ def translate_notebook(
             known = outputs.get("".join(cell["source"]))
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
-                show_doc(output)
                 typeset_output(output)
                 link_claims(output, claims)
     if failed:

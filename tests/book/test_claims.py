@@ -5,7 +5,6 @@ A claim that the run of its chapter has checked, with the code as it is now, is
 not run again; any other is run here.
 """
 
-
 import pytest
 
 from normalnorm import claims, cli
