@@ -125,8 +125,6 @@ SETS = {
 }
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}
 NOT_HELD = (
-    # asks for the outcome of the very run that it would be in
-    "tests/tools/test_processors.py::test_recorded_outcomes",
     # compiles for each set itself, which the flags behind it would overrule
     "tests/book/test_packaging.py::test_no_compiler_and_the_same_bits",
 )

@@ -384,20 +384,6 @@ def test_one_file_has_one_environment(run, key):
         run("layers")
 
 
-def test_a_file_is_a_row_a_line(tmp_path):
-    path = tmp_path / "x.json"
-    record = {
-        "environment": HERE,
-        "parts": {"machine": {"pairs": 3}},
-        "rows": [{"part": "machine", "value": 1}, {"part": "layers"}],
-    }
-    files.write(path, record)
-    assert files.read(path) == record and list(tmp_path.iterdir()) == [path]
-    assert '\n  {"part": "layers"}\n' in path.read_text()
-    files.write(path, record | {"rows": []})
-    assert files.read(path)["rows"] == []
-
-
 def test_unknown_part(capsys):
     with pytest.raises(SystemExit):
         command.main(["layer"])

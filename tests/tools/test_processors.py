@@ -278,46 +278,6 @@ def test_instruction_sets_are_those_of_the_package(monkeypatch):
             )
 
 
-def test_recorded_outcomes():
-    """The committed outcomes: each part passed, or says why it was skipped;
-    those that were not run are named.
-    """
-    recorded = json.loads(processors.RECORD.read_text(encoding="utf-8"))
-    assert (
-        sorted([*recorded["parts"], *recorded["not run"]])
-        == sorted(p.name for p in processors.parts())
-        and recorded["parts"]
-    )
-    for name, outcome in (
-        recorded["parts"]
-        | {f"whole {k}": v for k, v in recorded["whole"].items()}
-    ).items():
-        assert (
-            outcome["passed"]
-            or outcome["passed"] is None
-            and outcome["summary"].startswith("skipped: ")
-        ), name
-    assert set(recorded["whole"]) <= set(processors.WHOLE) and re.match(
-        "[0-9a-f]{40}", recorded["commit"]
-    )
-
-
-def test_every_combination_is_a_part():
-    names = [p.name for p in processors.parts()]
-    wanted = {
-        f"{part} {compiler} {instructions}{threads}"
-        for compiler in processors.COMPILERS
-        for instructions in processors.SETS
-        for part, threads in (
-            ("driver", ""),
-            *(("tests", f" {t}") for t in ("1 thread", "2 threads")),
-            ("tests", " 4 threads"),
-        )
-    } | {f"driver {c} aarch64, emulated" for c in processors.COMPILERS}
-    assert wanted <= set(names) and len(names) == len(set(names))
-    assert sum("sanitizers" in n for n in names) == 6
-
-
 def test_missing_tools(monkeypatch, capsys):
     "The command says what to install, and stops before it runs anything."
     monkeypatch.setattr(
@@ -400,22 +360,3 @@ def test_every_test_held_to_a_set(monkeypatch, tmp_path):
     assert env["ATEN_CPU_CAPABILITY"] == "default"
     assert Path(env["CXX"]).read_text().endswith('"$@" -march=x86-64\n')
     assert Path(env["NORMALNORM_TEST_BUILD"]).is_relative_to(tmp_path)
-
-
-def test_what_pytest_said():
-    text = (
-        "FAILED tests/layers/test_native.py::test_same_bits - assert\n"
-        "1 failed, 12 passed, 2 skipped in 3.21s\n"
-    )
-    assert processors.tested(text, 1) == {
-        "passed": False,
-        "summary": "1 failed, 12 passed, 2 skipped",
-        "failures": [
-            "FAILED tests/layers/test_native.py::test_same_bits - assert"
-        ],
-    }
-    assert processors.tested("====== 5 passed in 1.00s ======\n", 0)["passed"]
-    assert (
-        not processors.tested("no tests ran in 0.01s\n", 0)["passed"]
-        and not processors.tested("", 139)["passed"]
-    )

@@ -333,15 +333,6 @@ def test_order(checkout):
     assert order.violations(checkout) == []
     edit(
         checkout,
-        "010_first",
-        "def f():",
-        "from normalnorm.theory.second import g\\ndef f():",
-    )
-    assert order.violations(checkout) == [
-        "010_first imports normalnorm.theory.second of a later chapter"
-    ]
-    edit(
-        checkout,
         "020_theory.second",
         "from normalnorm.first import f",
         "from normalnorm.layers.x import f",
