@@ -622,7 +622,6 @@ needs_datasets = pytest.mark.skipif(
     datasets is None or importlib.util.find_spec("PIL") is None,
     reason='pip install ".[experiments]"',
 )
-IMAGE_SETS = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 
 
 def encoded(pixels, form="PNG", mode=None):
