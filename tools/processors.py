@@ -200,21 +200,10 @@ def first_line(*command: str) -> str | None:
     return next(iter(output(*command).splitlines()), None)
 
 
-def missing(tools: Iterable[str], install: bool = False) -> str:
-    """What to do by hand for tools that are not here; nothing where they are,
-    or could be installed.
-    """
+def missing(tools: Iterable[str]) -> str:
+    "What to do for tools that are not here; nothing where all are."
     lacks = [t for t in dict.fromkeys(tools) if not find(t)]
     packages = sorted({PACKAGES[t] for t in lacks})
-    root = shutil.which("apt-get") and getattr(os, "geteuid", lambda: 1)() == 0
-    if lacks and install and root:
-        print(f"installing {' '.join(packages)}", flush=True)
-        ran(
-            ["apt-get", "install", "-y", "-qq", *packages],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        )
-        compilers.cache_clear()
-        return missing(lacks)
     return (
         f"{', '.join(lacks)} cannot be found here: apt-get install "
         f"{' '.join(packages)} (Debian's names), or choose other parts with "
@@ -682,11 +671,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--record", action="store_true", help="write results/processors.json"
     )
     parser.add_argument(
-        "--install",
-        action="store_true",
-        help="install missing compilers and emulators with apt-get, as root",
-    )
-    parser.add_argument(
         "--whole", choices=WHOLE, help="every chapter and test instead"
     )
     given = parser.parse_args(arguments)
@@ -718,7 +702,7 @@ def main(arguments: list[str] | None = None) -> int:
     able = [
         p for p in chosen if not (p.instructions and lacking(p.instructions))
     ]
-    if problem := missing((t for p in able for t in p.tools), given.install):
+    if problem := missing(t for p in able for t in p.tools):
         print(problem, file=sys.stderr)
         return 2
     known = recorded()["parts"] if given.record and not given.again else {}

@@ -288,44 +288,17 @@ def test_no_machine_path_or_registry_host_in_any_file():
 
 
 def test_committed_results_say_what_they_are():
+    "Rows do where they are read."
     for path in (ROOT / "results").rglob("*.json"):
-        row = json.loads(path.read_text(encoding="utf-8"))
-        # tests/tools/test_benchmarks.py, tests/tools/test_records.py
-        if path.name in ("goals.json", "records.json"):
-            continue
-        if path.parent.name == "gpu":  # tests/layers/test_gpu.py
-            assert {"device", "torch", "triton", "date"} <= set(
-                row["environment"]
-            ) and all({"part", "code"} < set(r) for r in row["rows"]), path.name
-            assert row["environment"]["device"] != "cpu, interpreted"
-            continue
-        if path.parent.name == "benchmarks":
-            assert {"processor", "threads", "torch", "commit", "date"} <= set(
-                row["environment"]
-            ) and all({"part"} < set(r) for r in row["rows"]), path.name
-            continue
-        if path.parent == ROOT / "results" and path.name in (
-            "hessian.json",
-            "hostile.json",
-            "kills.json",
-            "neural-tangents.json",
-            "processors.json",
-            "torchattacks.json",
-            "training-loop.json",
+        if path.name in ("goals.json", "records.json") or (
+            path.parent.name == "mutation"
         ):
-            assert {"date", "processor", "torch"} <= set(row), path.name
             continue
-        if path.parent.name == "mutation":  # tests/tools/test_mutants.py
-            continue
-        assert {
-            "schema",
-            "scale",
-            "seed",
-            "device",
-            "torch",
-            "data_hash",
-            "config",
-        } <= set(row), path.name
+        found = json.loads(path.read_text(encoding="utf-8"))
+        about = found.get("environment", found)
+        assert {"date", "torch"} <= set(about), path.name
+        made_on = {about.get("processor"), about.get("device")} - {None}
+        assert made_on - {"cpu, interpreted"}, path.name
 
 
 def test_every_exercise_has_its_grade():
