@@ -156,12 +156,13 @@ def numbers(text):
     ]
 
 
-def coordinates(d):
-    "The points of an SVG path in the units of its panel."
-    return [
-        tuple(map(float, pair.split()))
-        for pair in d.lstrip("M").replace("h0", "").replace("M", "L").split("L")
-    ]
+def points(d, left, right, low, high):
+    "Those of an SVG path, as two rows, between the ends of its panel's axes."
+    pairs = d.lstrip("M").replace("h0", "").replace("M", "L").split("L")
+    x, y = np.array([pair.split() for pair in pairs], float).T
+    return np.stack(
+        [left + (right - left) * x / 258, high - (high - low) * y / 150]
+    )
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
@@ -376,16 +377,14 @@ def bent(page, lmbda):
     best = scipy.stats.yeojohnson_normmax(h.numpy())
     close(page["answer"], 6e-4, lmbda=best)
     close(page["answer"], 6e-5, nll=yeo_johnson_nll(h, best).item())
-    outline = coordinates(page["paths"]["density"][0])
     np.testing.assert_allclose(
-        [0.62 * (150 - y) / 150 for _, y in outline][1:-1:2],
+        points(page["paths"]["density"][0], -4, 4, 0, 0.62)[1, 1:-1:2],
         np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25,
         atol=5e-4,
     )
-    q, y = np.array(coordinates(page["paths"]["qq"][0])).T
-    np.testing.assert_allclose(6.2 - 10.7 * y / 150, z, atol=5e-3)
+    drawn = points(page["paths"]["qq"][0], -3.2, 3.2, -4.5, 6.2)
     line = scipy.stats.probplot(z)[0][0]
-    np.testing.assert_allclose(6.4 * q / 258 - 3.2, line, atol=5e-3)
+    np.testing.assert_allclose(drawn, [line, z], atol=5e-3)
     assert page["nll"] in page["text"] and page["drawn"] > 5000
 
 
@@ -492,9 +491,9 @@ def epsilon(page, size, amount):
     )
     close(page, 6e-3 + 1e-5 * abs(printed), printed=printed)
     for d, name in zip(page["paths"]["trap"][-2:], ("printed", "ours")):
-        ((left, top),) = coordinates(d)
-        assert abs(4.5 * left / 258 - 4 - size) < 2e-3
-        assert abs(10 - 18 * top / 150 - numbers(page[name])[0]) < 0.02
+        ((at,), (value,)) = points(d, -4, 0.5, -8, 10)
+        assert abs(at - size) < 2e-3
+        assert abs(value - numbers(page[name])[0]) < 0.02
 
 
 @figure(
@@ -539,15 +538,15 @@ def proxy(page, shift, stretch):
         left=z.mean(),
         spread=z.var(),
     )
-    points = np.array(coordinates(page["paths"]["before"][-1])).T
+    x, y = points(page["paths"]["before"][-1], -4, 4, 0, 0.85)
     np.testing.assert_allclose(
-        0.85 * (1 - points[1] / 150),
-        scipy.stats.norm.pdf(8 * points[0] / 258 - 4, shift, 1 + stretch),
+        y,
+        scipy.stats.norm.pdf(x, shift, 1 + stretch),
         atol=4e-3 / (1 + stretch) ** 2,
     )
     # the share of zeros, where the proxy's curve leaves 0
-    left, top = np.array(coordinates(page["paths"]["after"][1])).T
-    at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
+    left, height = points(page["paths"]["after"][1], 0, 258, 0, 1.05)
+    at_zero = height[np.isclose(left, 36.9, atol=0.06)]
     share = scipy.stats.norm.cdf(
         -held["bias"] / held["weight"], shift, 1 + stretch
     )
@@ -590,15 +589,11 @@ def rule_of_quantiles(page, m, s, n):
     close(page, 6e-3, off=off[0])
     close(page, 6e-4, last=nodes[-1])
     assert page["n"] == str(n)
-    left = np.array(coordinates(page["paths"]["nodes"][-1]))[:, 0]
-    np.testing.assert_allclose(12 * left / 258 - 6, m + s * nodes, atol=3e-3)
-    _, curve, dot = (np.array(coordinates(d)).T for d in page["paths"]["error"])
-    np.testing.assert_allclose(10 - 50 * curve[1] / 150, off[1:], atol=0.02)
-    np.testing.assert_allclose(
-        [0.3 + 2.7 * dot[0, 0] / 258, 10 - 50 * dot[1, 0] / 150],
-        [np.log10(n), off[0]],
-        atol=0.02,
-    )
+    drawn = points(page["paths"]["nodes"][-1], -6, 6, 0, 1)[0]
+    np.testing.assert_allclose(drawn, m + s * nodes, atol=3e-3)
+    _, curve, dot = (points(d, 0.3, 3, -40, 10) for d in page["paths"]["error"])
+    np.testing.assert_allclose(curve[1], off[1:], atol=0.02)
+    np.testing.assert_allclose(dot[:, 0], [np.log10(n), off[0]], atol=0.02)
 
 
 @browser
@@ -637,12 +632,10 @@ def noise(page, size):
         expected = expected_attenuation(10**size, 10, kind, 0.5)
         for side, values in enumerate(expected):
             lines = page["paths"][("whole", "apart")[side]]
-            left, top = np.array(coordinates(lines[2 * i])).T
             np.testing.assert_allclose(
-                10 * left / 258 + 0.5, range(1, 11), atol=5e-3
-            )
-            np.testing.assert_allclose(
-                2.2 - 3.8 * top / 150, np.log10(values) - 2 * size, atol=5e-3
+                points(lines[2 * i], 0.5, 10.5, -1.6, 2.2),
+                [range(1, 11), np.log10(values) - 2 * size],
+                atol=5e-3,
             )
             factor = numbers(page[f"k{i}"])[side]
             assert abs(factor - values[-1] / 100**size) < 6e-3
@@ -674,12 +667,11 @@ def attack(page, eps, turn):
     random = 100 * right.double().mean().item()
     close(page, 0.06, clean=found[0.0], worst=found[eps], random=random)
     close(page, 6e-4, nearer=eps * w.abs().sum().item())
-    ends = np.array(
-        [coordinates(d)[0] for d in page["paths"]["plane"][1:-2:2]]
-    ).T
-    moved = fgsm(model, x, y, eps).T
-    np.testing.assert_allclose(5.16 * ends[0] / 258 - 2.58, moved[0], atol=3e-3)
-    np.testing.assert_allclose(1.5 - 3 * ends[1] / 150, moved[1], atol=3e-3)
+    ends = [
+        points(d, -2.58, 2.58, -1.5, 1.5)[:, 0]
+        for d in page["paths"]["plane"][1:-2:2]
+    ]
+    np.testing.assert_allclose(ends, fgsm(model, x, y, eps), atol=3e-3)
 
 
 def shaped(shape):
@@ -728,9 +720,8 @@ def game(page, signal, noise):
     assert numbers(page["answer"]["payoff"])[0] == gets
     v = np.linspace(-4, 4, 161)
     for law, d in zip((signal, noise), page["paths"]["laws"]):
-        top = np.array(coordinates(d))[:, 1]
         np.testing.assert_allclose(
-            1.1 * (150 - top) / 150, shaped(law).pdf(v), atol=2e-3
+            points(d, -4, 4, 0, 1.1)[1], shaped(law).pdf(v), atol=2e-3
         )
 
 
@@ -759,8 +750,8 @@ def straightness(page, lean, tails):
         skewness=scipy.stats.skew(x),
         kurtosis=scipy.stats.kurtosis(x),
     )
-    (_, low), (_, high) = coordinates(page["paths"]["qq"][-1])
-    assert abs((low - high) * 11 / 150 - 6.4 * slope) < 0.02
+    _, (low, high) = points(page["paths"]["qq"][-1], 0, 1, 0, 11)
+    assert abs(high - low - 6.4 * slope) < 0.02
 
 
 @figure(
@@ -798,11 +789,8 @@ def whitening(page, rho, first, second):
     for panel, cloud in zip(
         ("given", "batch", "whitened"), (x, normed, matrix @ x)
     ):
-        left, top = np.array(coordinates(page["paths"][panel][0])).T
-        np.testing.assert_allclose(
-            13.76 * left / 258 - 6.88, cloud[0], atol=4e-3
-        )
-        np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
+        drawn = points(page["paths"][panel][0], -6.88, 6.88, -4, 4)
+        np.testing.assert_allclose(drawn, cloud, atol=4e-3)
 
 
 @figure(
@@ -846,12 +834,8 @@ def geometry(page, turn, sigma, mu, eps, way):
     cosine = u @ y / u.norm() / y.norm()
     close(page, 6e-4, length=y.norm(), sum=y.sum(), cosine=cosine)
     for d, point in zip(page["dots"]["plane"], (u, y), strict=True):
-        ((left, top),) = coordinates(d)
-        np.testing.assert_allclose(
-            [10.32 * left / 258 - 5.16, 3 - 6 * top / 150],
-            face @ point.numpy(),
-            atol=6e-3,
-        )
+        (drawn,) = points(d, -5.16, 5.16, -3, 3).T
+        np.testing.assert_allclose(drawn, face @ point.numpy(), atol=6e-3)
 
 
 @figure(
@@ -888,8 +872,8 @@ def correlation(page, phi, gamma, beta, start, depth):
         for _ in range(depth):
             c = mapped(c)
         assert abs(float(page[norm]) - c) < 3e-3, (norm, page[norm], c)
-        x, y = coordinates(curve)[30]  # the middle one of 61
-        assert abs(1 - y / 150 - mapped(x / 258)) < 2e-3
+        x, y = points(curve, 0, 1, 0, 1)[:, 30]  # the middle one of 61
+        assert abs(y - mapped(x)) < 2e-3
 
 
 @figure(
@@ -964,17 +948,14 @@ def growth(page, *logs):
         ("turn", -4.5, 2.0, found[1], turn),
     ):
         line, path = page["paths"][panel]
-        points = np.array(coordinates(path))
-        at = points[:, 0] / 258 * 5 <= 2
+        x, y = points(path, 0, 5, low, high)
+        at = x <= 2
         assert at.sum() > 30
         np.testing.assert_allclose(
-            high - (high - low) * points[at, 1] / 150,
-            np.interp(points[at, 0] / 258 * 5, steps, path_of),
-            atol=0.01,
+            y[at], np.interp(x[at], steps, path_of), atol=0.01
         )
-        (_, height), _ = coordinates(line)
-        drawn = high - (high - low) * height / 150
-        assert abs(drawn - np.log10(limit)) < 0.01
+        height = points(line, 0, 5, low, high)[1, 0]
+        assert abs(height - np.log10(limit)) < 0.01
 
 
 @browser
@@ -1016,8 +997,7 @@ def tails(page, nu, delta):
     straight = lambda x: qq_r2(torch.tensor(x)).item()
     close(page, 6e-3, before=kurtosis(z), after=kurtosis(bent(z)))
     close(page, 6e-5, crooked=straight(z), straight=straight(bent(z)))
-    left, top = np.array(coordinates(page["paths"]["bend"][-1])).T
-    x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
+    x, y = points(page["paths"]["bend"][-1], -5, 5, -5, 5)
     np.testing.assert_allclose(y, bent(x), atol=1.5e-2)
     close(page["answer"], 0.02, after=3)
 
@@ -1057,9 +1037,8 @@ def seeds(page, n, ratio):
     assert int(page["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
     power = detection_power(n, ratio)
     assert abs(float(page["power"]) / 100 - power) <= 1.1e-3
-    ((left, top),) = coordinates(page["dots"]["power"][0])
-    assert abs(3 * left / 258 - ratio) < 2e-3
-    assert abs(1.02 * (1 - top / 150) - power) < 2e-3
+    (drawn,) = points(page["dots"]["power"][0], 0, 3, 0, 1.02).T
+    np.testing.assert_allclose(drawn, [ratio, power], rtol=0, atol=2e-3)
 
 
 @browser

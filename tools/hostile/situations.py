@@ -11,6 +11,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -725,46 +726,27 @@ def _twice(layer, x):
     }
 
 
-def _functional(layer, x):
+def _functional(does: Callable, layer, x) -> dict:
     state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-    return torch.func.functional_call(layer, state, (x,))
+    call = lambda v: torch.func.functional_call(layer, state, (v,))
+    return {"result": does(call, x).detach()}
 
 
-@_run("vmap")
-def _vmap(layer, x):
-    return {
-        "output": torch.func.vmap(
-            lambda v: _functional(layer, v), randomness="same"
-        )(torch.stack([x, 2 * x + x.square()])).detach()
-    }
-
-
-@_run("torch.func.grad")
-def _func_grad(layer, x):
-    return {
-        "gradient": torch.func.grad(
-            lambda v: (_functional(layer, v) * upstream(v)).sum()
-        )(x)
-    }
-
-
-@_run("gradient under vmap")
-def _vmap_grad(layer, x):
-    return {
-        "gradient": torch.func.vmap(
-            torch.func.grad(lambda v: _functional(layer, v).sin().sum()),
-            randomness="same",
-        )(torch.stack([x, 2 * x]))
-    }
-
-
-@_run("jvp")
-def _jvp(layer, x):
-    return {
-        "tangent": torch.func.jvp(
-            lambda v: _functional(layer, v), (x,), (torch.cos(x),)
-        )[1].detach()
-    }
+for _name, _does in {
+    "vmap": lambda call, x: torch.func.vmap(call, randomness="same")(
+        torch.stack([x, 2 * x + x.square()])
+    ),
+    "torch.func.grad": lambda call, x: torch.func.grad(
+        lambda v: (call(v) * upstream(v)).sum()
+    )(x),
+    "gradient under vmap": lambda call, x: torch.func.vmap(
+        torch.func.grad(lambda v: call(v).sin().sum()), randomness="same"
+    )(torch.stack([x, 2 * x])),
+    "jvp": lambda call, x: torch.func.jvp(call, (x,), (torch.cos(x),))[1],
+}.items():
+    S[_name] = Situation(
+        functools.partial(_functional, _does), same=True, forwards=2
+    )
 
 
 @_run("forward mode")
@@ -847,48 +829,27 @@ for _name, _how in CHECKPOINTS.items():
 
 @_run("backward in another thread", same=False, forwards=1)
 def _thread(layer, x):
-    x, found = leaf(x), []
-    out = layer(x)
-
-    def work():
-        try:
-            found.append(gathered(layer, x, out))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    x = leaf(x)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(gathered, layer, x, layer(x)).result()
 
 
 @_run("four threads", same=False, alone=True, forwards=1)
 def _threads(layer, x):
-    layers, found, seeds = (
-        [copy.deepcopy(layer) for _ in range(4)],
-        [],
-        threading.Barrier(4),
-    )
+    start = threading.Barrier(4)
 
     def work(layer):
-        seeds.wait()
-        for _ in range(4):
-            again = copy.deepcopy(layer)
-            found.append(clean(again, x.clone()))
+        start.wait()
+        return [clean(copy.deepcopy(layer), x.clone()) for _ in range(4)]
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in layers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(found) != 16:
-        raise RuntimeError(f"{16 - len(found)} of 16 calls failed in threads")
-    for other in found[1:]:
-        if wrong := difference(other, found[0], False):
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = sum(
+            pool.map(work, map(copy.deepcopy, [layer] * 4)), []
+        )
+    for other in others:
+        if wrong := difference(other, first, False):
             raise AssertionError(f"threads disagree: {wrong}")
-    return found[0]
+    return first
 
 
 S["two threads of the kernel"] = Situation(
