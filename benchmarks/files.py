@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tools import processors
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks"
 # Rows of one file agree in these.
@@ -28,29 +30,12 @@ def cpuid() -> dict:
     """Family and model of an x86 processor, by which two of the same name are
     told apart; nothing elsewhere.
     """
-    try:
-        text = Path("/proc/cpuinfo").read_text(
-            encoding="utf-8", errors="replace"
-        )
-    except OSError:
-        return {}
-    found = {
-        key: re.search(rf"^{name}\s*:\s*(\d+)$", text, re.M)
+    known = processors.cpuinfo()
+    return {
+        key: int(known[name])
         for key, name in (("family", "cpu family"), ("model", "model"))
+        if known.get(name, "").isdigit()
     }
-    return {key: int(match[1]) for key, match in found.items() if match}
-
-
-def _compiler() -> str | None:
-    try:
-        done = subprocess.run(
-            [*(os.environ.get("CXX") or "g++").split(), "--version"],
-            capture_output=True,
-            text=True,
-        )
-    except OSError:
-        return None
-    return (done.stdout.splitlines() or [None])[0]
 
 
 def environment(threads: int) -> dict:
@@ -78,7 +63,9 @@ def environment(threads: int) -> dict:
         "vectors": made["instructions"],
         "kernel": made["kernel"],
         "backend": made["backend"],
-        "compiler": _compiler(),
+        "compiler": processors.first_line(
+            *(os.environ.get("CXX") or "g++").split(), "--version"
+        ),
         "source": made["source"],
         "python": made["python"],
         "torch": torch.__version__,

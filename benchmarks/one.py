@@ -14,29 +14,9 @@ from benchmarks import files, sets
 
 def told(row: dict) -> str:
     "A row in one line."
-    what = " ".join(
-        str(part)
-        for part in (
-            row.get("layer") or row.get("model") or row.get("what"),
-            tuple(row["shape"]) if "shape" in row else "",
-            f"{row['processes']} processes" if "processes" in row else "",
-            "compiled" if row.get("compiled") else "",
-        )
-        if part
-    )
-    if "value" in row:
-        return f"{what}: {row['value']}"
-    if "ns" in row:
-        return f"{what}, {row['work']}: {row['ns']} ns an element"
-    if "whose" in row:
-        return f"{what}, {row['whose']}: " + ", ".join(
-            f"{key}: {value}"
-            for key, value in row.items()
-            if key not in ("layer", "shape", "whose")
-        )
-    return (
-        f"{what}, {row['work']}, against {row['against']}: "
-        f"{row['p50']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    return ", ".join(
+        f"{value}" if isinstance(value, str) else f"{key}: {value}"
+        for key, value in row.items()
     )
 
 

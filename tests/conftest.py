@@ -54,8 +54,26 @@ LEFT_OUT = {
 }
 
 
+# files of the folders of the book and its tools that need none of these
+WITHOUT = (
+    "benchmarks claims defaults docstrings examples packaging peers processors"
+)
+
+
+def is_of_the_book(path: Path) -> bool:
+    named = path.stem.removeprefix("test_") not in WITHOUT.split()
+    return path.parent.name in ("book", "tools") and named
+
+
+def pytest_ignore_collect(collection_path):
+    if is_of_the_book(collection_path) and not find_spec("nbclient"):
+        return True  # the book's tools are not installed
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
+        if is_of_the_book(item.path):
+            item.add_marker("book")
         for mark, files in LEFT_OUT.items():
             if item.path.stem.removeprefix("test_") in files.split():
                 item.add_marker(mark)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from tools import folding
+
 MARK = "% api: tools/api.py writes the entries here\n"
 HIDDEN = ("_modidx.py",)
 
@@ -189,12 +191,10 @@ def defined_names(source: str) -> set[str]:
     """The functions and classes that a cell defines; none for a cell that is no
     plain Python.
     """
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:
-        return set()
     return {
-        n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+        n.name
+        for n in folding.body_of(source)
+        if isinstance(n, (ast.FunctionDef, ast.ClassDef))
     }
 
 

@@ -8,13 +8,14 @@ ends with status 1.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tools import export, run
-from tools.chapters import ROOT, chapters, renamed, table_of_contents
+from tools.chapters import ROOT, chapters, pages, renamed
 
 HTML = ROOT / "_build" / "html" / "index.html"
 
@@ -117,47 +118,17 @@ def write_redirects(root: Path = ROOT) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-LEFT_BY_A_BUILD = {
-    "executed": (".ipynb", ".json"),
-    "html/nbs": (".html",),
-    "html/_sources/nbs": (".ipynb", ".md"),
-    ".doctrees/nbs": (".doctree",),
-    "jupyter_execute/nbs": (".ipynb",),
-}
-
-
-def remove_leftovers(root: Path = ROOT) -> list[str]:
-    """A renamed or deleted chapter leaves its page, its executed copy and what
-    Sphinx kept of it: they go, or the page would still be found and searched.
-
-    Pages that lead from an old name to the new one stay. Returns the names of
-    what went.
+def forget_renamed(root: Path = ROOT) -> None:
+    """The page of a chapter that is renamed or deleted would still be found and
+    searched: with it goes all that was rendered.
     """
-    toc = table_of_contents(root)
-    listed = {
-        Path(file).name
-        for file in (
-            toc["root"],
-            *(
-                entry["file"]
-                for part in toc["parts"]
-                for entry in part["chapters"]
-            ),
-        )
-    }
-    kept = redirects(root)
-    found = [
-        path
-        for folder, suffixes in LEFT_BY_A_BUILD.items()
-        for path in sorted((root / "_build" / folder).glob("*"))
-        if path.suffix in suffixes
-        and path.stem not in listed
-        and path.is_file()
-        and kept.get(path) != path.read_text(encoding="utf-8", errors="replace")
-    ]
-    for path in found:
-        path.unlink(missing_ok=True)
-    return [path.relative_to(root / "_build").as_posix() for path in found]
+    kept, listed = root / "_build" / "pages", pages(root)
+    before = kept.read_text().split() if kept.exists() else []
+    if {*before} - {*listed}:
+        for folder in ("html", ".doctrees", "jupyter_execute"):
+            shutil.rmtree(root / "_build" / folder, ignore_errors=True)
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("\n".join(listed))
 
 
 NAMED = re.compile(
@@ -234,11 +205,7 @@ def render() -> bool:
     Prints the warnings and returns False where there are any; the pages are
     there then, too.
     """
-    if removed := remove_leftovers():
-        print(
-            f"removed what earlier chapters left: {', '.join(removed)}",
-            flush=True,
-        )
+    forget_renamed()
     executed = "".join(f"{c.name}{run.Run(c).record()}" for c in chapters())
     stamp = ROOT / "_build" / "rendered"
     key = run.digest(

@@ -88,6 +88,23 @@ def parse(data: bytes) -> dict:
     return notebook
 
 
+def cell(kind: str, source: str, name: str, **metadata) -> dict:
+    "A cell as nbformat 4.5 has it."
+    run = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    about = {"cell_type": kind, "id": name, "metadata": metadata}
+    return about | {"source": source} | run
+
+
+def notebook(cells: list[dict]) -> dict:
+    kernel = {"display_name": "Python 3", "language": "python"}
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel | {"name": "python3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
 LABELS = re.compile(
     r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| "
     r"label: ((fig)-[\w-]*\w)"
@@ -106,56 +123,37 @@ def stand_in(path: Path, reason: str) -> dict:
         "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost",
     }
     cells = [
-        {
-            "cell_type": "markdown",
-            "source": f"# {path.stem}\n\n> This file is not a notebook: "
-            f"{reason}.",
-        }
+        cell(
+            "markdown",
+            f"# {path.stem}\n\n> This file is not a notebook: {reason}.",
+            "lost",
+        )
     ]
-    for match in dict.fromkeys(
-        m.groups()
-        for m in LABELS.finditer(
-            path.read_text(encoding="utf-8", errors="replace")
-        )
-    ):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(text)):
         label, kind = match[0] or match[2], match[1] or match[3]
-        cells.append(
-            {
-                "cell_type": "code" if kind == "fig" else "markdown",
-                "source": forms.get(
-                    kind, "::: {{#{0}}}\n" + lost + "\n:::"
-                ).format(label),
-            }
-        )
-    for i, cell in enumerate(cells):
-        cell |= {
-            "id": f"lost{i}",
-            "metadata": {},
-            **(
-                {"outputs": [], "execution_count": None}
-                if cell["cell_type"] == "code"
-                else {}
-            ),
-        }
-    return {
-        "cells": cells,
-        "metadata": {
-            "kernelspec": {
-                "display_name": "Python 3",
-                "language": "python",
-                "name": "python3",
-            }
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-
-
-def table_of_contents(root: Path = ROOT) -> dict:
-    return _contents((root / "_toc.yml").read_text(encoding="utf-8"))
+        form = forms.get(kind, "::: {{#{0}}}\n" + lost + "\n:::")
+        what = "code" if kind == "fig" else "markdown"
+        cells.append(cell(what, form.format(label), f"lost{len(cells)}"))
+    return notebook(cells)
 
 
 _contents = lru_cache(maxsize=8)(yaml.safe_load)  # asked for on every page
+
+
+def parts(root: Path = ROOT) -> list[tuple[str, list[str]]]:
+    """(caption, pages) in reading order, the landing page first; a page is its
+    file without an ending, `nbs/…`.
+    """
+    toc = _contents((root / "_toc.yml").read_text(encoding="utf-8"))
+    return [("", [toc["root"]])] + [
+        (part.get("caption", ""), [entry["file"] for entry in part["chapters"]])
+        for part in toc["parts"]
+    ]
+
+
+def pages(root: Path = ROOT) -> list[str]:
+    return [page for _, listed in parts(root) for page in listed]
 
 
 def chapters(root: Path = ROOT) -> list[Chapter]:
@@ -164,15 +162,10 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
 
     Pages that are no notebooks are left out.
     """
-    toc = table_of_contents(root)
-    files = [
-        toc["root"],
-        *(entry["file"] for part in toc["parts"] for entry in part["chapters"]),
-    ]
     found = [
-        Chapter(file.rsplit("/", 1)[-1], root)
-        for file in files
-        if not (root / f"{file}.md").exists()
+        Chapter(page.rsplit("/", 1)[-1], root)
+        for page in pages(root)
+        if not (root / f"{page}.md").exists()
     ]
     missing = [c.name for c in found if not c.path.exists()]
     if missing:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter, stand_in
+from tools.chapters import cell as cell_of
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
 
@@ -50,42 +51,23 @@ class Myst(markup.Writer):
         kind, title = block.kind, block.title
         if not kind:
             return super().division(block)
-        named = kind in THEOREMS or kind == "exr"
-        if title and (named or kind in CALLOUTS and not block.folded):
-            words, title = self.inline(title.inline), None
-        else:
-            words = ""
-        if named:
+        words, body = self.inline(title.inline) if title else "", []
+        if kind in THEOREMS or kind == "exr":
             name = f"prf:{THEOREMS[kind]}" if kind in THEOREMS else "exercise"
             head = [f"{{{name}}} {words}".strip(), f":label: {block.label}"]
-        elif kind == "proof":
-            head = ["{prf:proof}"]
-        elif kind == "solution":
-            head = ["{admonition} Solution", ":class: dropdown"]
-        elif block.folded:
-            head = [
-                f"{{admonition}} {kind.title()}",
-                f":class: {kind} dropdown",
-            ]
+        elif kind in CALLOUTS and words:
+            head = [f"{{admonition}} {words}", f":class: {kind}"]
+        elif kind in CALLOUTS:
+            head = [f"{{{kind}}}"]
         else:
-            head = (
-                [f"{{admonition}} {words}", f":class: {kind}"]
-                if words
-                else [f"{{{kind}}}"]
-            )
+            head = ["{prf:proof}"]
+            if kind == "solution":
+                head = ["{admonition} Solution", ":class: dropdown"]
+            body = [self.heading(title)] if title else []
         colons = ":" * (3 + block.depth)
-        body = [self.heading(title)] if title else []
+        body += map(self.block, block.pieces)
         return "\n".join(
-            [
-                "",
-                colons + head[0],
-                *head[1:],
-                "",
-                *body,
-                *map(self.block, block.pieces),
-                colons,
-                "",
-            ]
+            ["", colons + head[0], *head[1:], "", *body, colons, ""]
         )
 
     def citation(self, piece: markup.Citation) -> str:
@@ -134,17 +116,13 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     """
     off = lambda name: found.get(name, "").lower() == "false"
     tags = []
-    if "hide" in found or off("include") or "default_exp" in found:
+    if "hide" in found or "default_exp" in found:
         tags.append("remove-cell")
-    if off("echo") or "hide_input" in found:
+    if off("echo"):
         tags.append("remove-input")
-    if off("output") or "hide_output" in found:
+    if off("output"):
         tags.append("remove-output")
-    if (
-        found.get("code-fold", "").lower() == "true"
-        or "collapse_input" in found
-        or "collapse" in found
-    ):
+    if found.get("code-fold", "").lower() == "true":
         tags.append("hide-input")
     return tags
 
@@ -203,17 +181,6 @@ def title(cells: list[dict]) -> None:
             r"\1:::{div} lead\n\2\n:::\n",
             cells[0]["source"].strip(),
             flags=re.S,
-        )
-
-
-def show_doc(output: dict) -> None:
-    """The output of nbdev's show_doc begins with a rule, which docutils refuses
-    at the start of a section.
-    """
-    data = output.get("data", {})
-    if "text/markdown" in data:
-        data["text/markdown"] = re.sub(
-            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
         )
 
 
@@ -319,12 +286,8 @@ def export_label(
             ":::",
         ]
     )
-    return {
-        "cell_type": "markdown",
-        "id": f"m{abs(api.checksum(source + module)):08x}",
-        "metadata": {},
-        "source": text,
-    }
+    name = f"m{abs(api.checksum(source + module)):08x}"
+    return cell_of("markdown", text, name)
 
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
@@ -338,22 +301,10 @@ def native_cells(cells: list[dict]) -> list[dict]:
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
-            out.append(
-                {
-                    "cell_type": "markdown",
-                    "id": f"{cell['id']}-f",
-                    "metadata": {},
-                    "source": f":::{{div}} module-label\n`{KERNEL}`\n:::",
-                }
-            )
-            cell = {
-                "cell_type": "code",
-                "id": cell["id"],
-                "outputs": [],
-                "execution_count": None,
-                "metadata": {"tags": ["cpp"]},
-                "source": without_directives(source),
-            }
+            label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
+            out.append(cell_of("markdown", label, f"{cell['id']}-f"))
+            code = without_directives(source)
+            cell = cell_of("code", code, cell["id"], tags=["cpp"])
             fold_cell(cell, fold_of(source, raw=True))
         out.append(cell)
     return out
@@ -404,16 +355,8 @@ def mark_older(cells: list[dict], shown: list[str]) -> list[dict]:
     "Below the title, which of the records on a page are older than their code."
     if not (lines := records.older(shown)):
         return cells
-    return [
-        cells[0],
-        {
-            "cell_type": "markdown",
-            "id": "older-records",
-            "metadata": {},
-            "source": "\n\n".join([":::{note}", *lines, ":::"]),
-        },
-        *cells[1:],
-    ]
+    note = "\n\n".join([":::{note}", *lines, ":::"])
+    return [cells[0], cell_of("markdown", note, "older-records"), *cells[1:]]
 
 
 def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
@@ -441,16 +384,9 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
         if cell["cell_type"] == "code":
             found = directives("".join(cell["source"]))
             if i == number:
-                made.append(
-                    {
-                        "cell_type": "markdown",
-                        "id": "failed-here",
-                        "metadata": {},
-                        "source": f"(failed-{name})=\n"
-                        f":::{{div}} failed-cell\n"
-                        "This cell failed.\n:::",
-                    }
-                )
+                mark = ":::{div} failed-cell\nThis cell failed.\n:::"
+                mark = f"(failed-{name})=\n{mark}"
+                made.append(cell_of("markdown", mark, "failed-here"))
                 cell["metadata"]["failed"] = True
             if (
                 "fig-cap" in found
@@ -466,14 +402,7 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
                 ]
         made.append(cell)
         if i == 1:
-            made.append(
-                {
-                    "cell_type": "markdown",
-                    "id": "failed-page",
-                    "metadata": {},
-                    "source": top,
-                }
-            )
+            made.append(cell_of("markdown", top, "failed-page"))
     return made
 
 
@@ -551,7 +480,6 @@ def translate_notebook(
             known = outputs.get("".join(cell["source"]))
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
-                show_doc(output)
                 typeset_output(output)
                 link_claims(output, claims)
     if failed:

@@ -17,12 +17,13 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+
+import psutil  # which comes with ipykernel
 
 IMPORTED = (
     "numpy",
@@ -107,36 +108,18 @@ def serve(connection: socket.socket) -> None:
 # ---- the side that asks -----------------------------------------------------
 
 
-class Forked:
+class Forked(psutil.Process):
     "A kernel's process, with what jupyter_client uses of `subprocess.Popen`."
 
     stdin = stdout = stderr = None
 
-    def __init__(self, pid: int):
-        self.pid, self.returncode = pid, None
-        try:
-            self.descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.descriptor, self.returncode = -1, 0
-
     def poll(self) -> int | None:
         "0 once the process has ended, however it did; None while it runs."
-        if (
-            self.returncode is None
-            and select.select([self.descriptor], [], [], 0)[0]
-        ):
-            os.close(self.descriptor)
-            self.returncode = 0
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            select.select([self.descriptor], [], [], timeout)
-        return self.poll()
+        return None if self.is_running() else 0
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            signal.pidfd_send_signal(self.descriptor, number)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            super().send_signal(number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -205,7 +188,7 @@ def nursery(env: dict[str, str]):
     """A `Nursery`, or None where kernels cannot be forked: then each is started
     on its own.
     """
-    if not (sys.platform == "linux" and hasattr(os, "pidfd_open")):
+    if sys.platform != "linux":
         yield None
         return
     started = Nursery(env)
@@ -231,7 +214,7 @@ def manager(parent: Nursery | None):
                     {k: str(v) for k, v in kwargs["env"].items()},
                     str(kwargs["cwd"]),
                 )
-            except (OSError, ValueError):
+            except (OSError, ValueError, psutil.NoSuchProcess):
                 # the process that forks has died, for want of memory perhaps
                 return await super().launch_kernel(cmd, **kwargs)
             self.pid = self.pgid = self.process.pid

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tools import plain
-from tools.chapters import ROOT, chapters
+from tools.chapters import ROOT, cell, chapters
 
 BRANCH = "notebooks"
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
@@ -53,14 +53,7 @@ def install_cell(repo: str, ref: str) -> dict:
         'if importlib.util.find_spec("normalnorm") is None:\n'
         f'    %pip install --quiet "{requirement(repo, ref)}"'
     )
-    return {
-        "cell_type": "code",
-        "id": "install",
-        "metadata": {},
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-    }
+    return cell("code", source, "install")
 
 
 # ---- the branch that Colab and Binder open ----------------------------------

@@ -5,9 +5,10 @@ ones are listed, and nothing is loaded from a network.
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
+
+import lxml.html
 
 LOADING_RELATIONS = {
     "stylesheet",
@@ -29,42 +30,9 @@ STYLE_ADDRESS = re.compile(
 class Page:
     "What a page links to, what it loads, and the anchors that it has."
 
-    anchors: set[str] = field(default_factory=set)
+    anchors: set[str]
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
-
-
-class Reader(HTMLParser):
-    "Fills a `Page` from its source."
-
-    def __init__(self):
-        super().__init__()
-        self.page, self.in_style = Page(), False
-
-    def handle_starttag(self, tag, attributes):
-        a = {k: v or "" for k, v in attributes}
-        self.in_style = tag == "style"
-        self.page.anchors |= {
-            a[k] for k in ("id", "name") if k in a and (k == "id" or tag == "a")
-        }
-        self.page.links += [a[k] for k in ("href", "src") if k in a]
-        if a.get("http-equiv", "").lower() == "refresh" and "url=" in a.get(
-            "content", ""
-        ):
-            self.page.links.append(a["content"].split("url=", 1)[1])
-        if "src" in a or (
-            tag == "link"
-            and set(a.get("rel", "").lower().split()) & LOADING_RELATIONS
-        ):
-            self.page.loaded.append(a.get("src", a.get("href", "")))
-        self.page.loaded += STYLE_ADDRESS.findall(a.get("style", ""))
-
-    def handle_data(self, data):
-        if self.in_style:
-            self.page.loaded += STYLE_ADDRESS.findall(data)
-
-    def handle_endtag(self, tag):
-        self.in_style = False
 
 
 def pages(html: Path) -> list[Path]:
@@ -78,10 +46,18 @@ def pages(html: Path) -> list[Path]:
 
 @lru_cache(maxsize=None)
 def read(path: Path) -> Page:
-    reader = Reader()
-    reader.feed(path.read_text(encoding="utf-8"))
-    reader.close()
-    return reader.page
+    parser = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True)
+    root = lxml.html.parse(str(path), parser).getroot()
+    page = Page({*root.xpath("//@id | //a/@name")})
+    for element, attribute, link, _ in root.iterlinks():
+        relations = {*element.get("rel", "").lower().split()}
+        if attribute in ("href", "src", "content"):  # of a refresh
+            page.links.append(link)
+        if attribute in ("src", "style", None) or (
+            element.tag == "link" and relations & LOADING_RELATIONS
+        ):
+            page.loaded.append(link)
+    return page
 
 
 def is_internal(link: str) -> bool:

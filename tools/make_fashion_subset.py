@@ -16,7 +16,6 @@ records.
 """
 
 import argparse
-import gzip
 import hashlib
 import io
 import sys
@@ -24,6 +23,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+
+from normalnorm.experiments.idx import read_idx
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
 OUT = (
@@ -51,23 +52,6 @@ Source: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI \
 Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49.
 Licence: Creative Commons Attribution 4.0.
 """
-
-
-def read_idx(path: Path) -> np.ndarray:
-    """An IDX file of unsigned bytes, gzipped: two zero bytes, type 8, the
-    number of axes, their sizes (big-endian), the data.
-    """
-    with gzip.open(path) as file:
-        content = file.read()
-    if content[:3] != b"\0\0\x08":
-        raise SystemExit(
-            f"{path} is not an IDX file of unsigned bytes: it "
-            f"starts with {content[:4].hex(' ')}, expected 00 00 "
-            "08"
-        )
-    axes = content[3]
-    shape = np.frombuffer(content, ">u4", axes, offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def archive(arrays: dict[str, np.ndarray]) -> bytes:

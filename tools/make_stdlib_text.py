@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Make the text that normalnorm ships: one million characters of the Python
 standard library's own sources.
 
-    python tools/make_stdlib_text.py into normalnorm/experiments/data_files/
-    python tools/make_stdlib_text.py --source LIB from the folder Lib of CPython
-    3.11.7 (default: this Python's, if it is that version) python
-    tools/make_stdlib_text.py --out DIR elsewhere
+    python -m tools.make_stdlib_text               into the package's data
+    python -m tools.make_stdlib_text --source LIB  from the folder Lib of
+        CPython 3.11.7 (default: this Python's, if it is that version)
+    python -m tools.make_stdlib_text --out DIR     elsewhere
 
 Which files: modules of the library proper (no tests, no tables, no third-party
 packages), pure ASCII without control characters other than the line feed, 5 to
@@ -21,13 +20,14 @@ normalnorm.experiments.text records.
 
 import argparse
 import hashlib
-import importlib.util
 import re
 import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
+
+from tools.make_fashion_subset import OUT, archive
 
 VERSION, LENGTH = "3.11.7", 1_000_000
 SKIPPED = (
@@ -58,15 +58,6 @@ Copyright (c) 2001-2023 Python Software Foundation. All Rights Reserved. \
 Licence: PSF License Agreement (text in PSF-LICENSE.md beside this file).
 Files: {files}
 """
-
-
-def _tool(name: str):
-    spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).with_name(f"{name}.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def chosen(source: Path) -> list[Path]:
@@ -120,7 +111,7 @@ def text(source: Path) -> bytes:
             f"of CPython {VERSION}?"
         )
     note = NOTE.format(version=VERSION, files=", ".join(files))
-    return _tool("make_fashion_subset").archive(
+    return archive(
         {
             "text": np.frombuffer(b"".join(pieces)[:LENGTH], np.uint8),
             "note": np.frombuffer(note.encode(), np.uint8),
@@ -139,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        default=_tool("make_fashion_subset").OUT,
+        default=OUT,
         help="folder to write to (default: %(default)s)",
     )
     options = parser.parse_args(argv)

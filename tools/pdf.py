@@ -1,5 +1,4 @@
-"""`python -m tools.pdf [--record]`: the rendered book as one PDF, printed by
-Chromium; with `--record`, pages, size and time go to `results/reading`.
+"""`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium.
 
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
@@ -17,10 +16,7 @@ contents. Then it is known where everything lies; the contents are printed
 alone, which is quick, and put over the zeros.
 """
 
-import datetime
 import html
-import json
-import os
 import re
 import subprocess
 import sys
@@ -29,31 +25,18 @@ import time
 from pathlib import Path
 
 from tools import browser
-from tools.chapters import ROOT, WORKSHOP, Chapter, table_of_contents
+from tools.chapters import ROOT, WORKSHOP, Chapter, parts
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
 CONTENTS = BOOK.with_name("contents.html")
 PDF = ROOT / "_build" / "normalnorm.pdf"
-RECORD = ROOT / "results" / "reading" / "print.json"
 SECONDS = 900  # a minute and a half on two quiet cores
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = Path(__file__).with_name("print.css")
 # looked up, not read: `normalnorm verify` and the docstrings have most of it
 LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api")
-
-
-def parts() -> list[tuple[str, list[str]]]:
-    "(caption, pages) in reading order, the landing page first."
-    toc = table_of_contents()
-    return [
-        ("", [toc["root"]]),
-        *(
-            (part["caption"], [entry["file"] for entry in part["chapters"]])
-            for part in toc["parts"]
-        ),
-    ]
 
 
 def printed() -> list[tuple[str, list[str]]]:
@@ -304,9 +287,8 @@ def head() -> str:
     """The style sheets of the rendered book, the print's own, and MathJax with
     the book's settings.
     """
-    page = (HTML / f"{table_of_contents()['root']}.html").read_text(
-        encoding="utf-8"
-    )
+    (_, landing), *_ = parts()
+    page = (HTML / f"{landing[0]}.html").read_text(encoding="utf-8")
     sheets = dict.fromkeys(
         re.findall(r'<link[^>]*href="\.\./(_static/[^"?]*\.css)[^"]*"', page)
     )
@@ -428,8 +410,8 @@ def bookmarks(articles: dict, numbers: dict[str, int]) -> list:
     return top
 
 
-def print_book(articles: dict) -> tuple[int, dict[str, float]]:
-    "Writes the PDF; how many pages it has, and the seconds of each phase."
+def print_book(articles: dict) -> int:
+    "Writes the PDF; how many pages it has."
     import pikepdf
 
     for _, pages in printed():  # a part begins on a page of its own
@@ -438,10 +420,8 @@ def print_book(articles: dict) -> tuple[int, dict[str, float]]:
                 *articles[pages[0]]["class"],
                 "opens",
             ]
-    clock = [time.perf_counter()]
     write(BOOK, FRONT, contents(articles, {}), *map(str, articles.values()))
     whole = printed_as_pdf(BOOK, BOOK.with_suffix(".pdf"))
-    clock.append(time.perf_counter())
     with pikepdf.open(whole) as pdf:
         numbers = page_numbers(pdf)
         write(CONTENTS, FRONT, contents(articles, numbers))
@@ -455,63 +435,18 @@ def print_book(articles: dict) -> tuple[int, dict[str, float]]:
             object_stream_mode=pikepdf.ObjectStreamMode.generate,
             recompress_flate=True,
         )
-        clock.append(time.perf_counter())
-        return len(pdf.pages), {
-            "print": clock[1] - clock[0],
-            "contents": clock[2] - clock[1],
-        }
-
-
-def record(made: dict) -> None:
-    "Keeps what was measured, with what it was measured on."
-    from normalnorm.experiments.results import processor
-
-    told = lambda *line: subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    RECORD.write_text(
-        json.dumps(
-            {
-                "date": f"{datetime.date.today()}",
-                "commit": told("git", "rev-parse", "--short", "HEAD"),
-                "processor": processor(),
-                "cores": os.cpu_count(),
-                "browser": told(browser.chromium(), "--version"),
-                **made,
-            },
-            indent=1,
-        )
-        + "\n",
-        encoding="utf-8",
-    )
+        return len(pdf.pages)
 
 
 def main() -> int:
     if not browser.chromium():
         print("make pdf needs Chromium or Chrome; none was found")
         return 1
-    start, load = time.perf_counter(), os.getloadavg()[0]
+    start = time.perf_counter()
     pages = [page for _, listed in printed() for page in listed]
-    articles = {page: article_of(page, set(pages)) for page in pages}
-    seconds = {"pages": time.perf_counter() - start}
-    count, phases = print_book(articles)
-    whole, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
-    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {whole:.0f} s)")
-    if "--record" in sys.argv[1:]:
-        record(
-            {
-                "chapters": len(pages),
-                "pages": count,
-                "megabytes": round(size, 1),
-                "seconds": round(whole),
-                "phases": {
-                    name: round(took)
-                    for name, took in (seconds | phases).items()
-                },
-                # processes that wanted a core when it began
-                "load": round(load, 1),
-            }
-        )
+    count = print_book({page: article_of(page, set(pages)) for page in pages})
+    took, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
+    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {took:.0f} s)")
     return 0
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from tools import markup
-from tools.chapters import APPENDICES, ROOT, Chapter, chapters
+from tools import chapters, markup
+from tools.chapters import APPENDICES, ROOT, Chapter
 from tools.dialect import (
     KERNEL,
     cell_tags,
@@ -31,7 +31,7 @@ PROVED = "∎"
 
 def tutorials(root: Path = ROOT) -> list[Chapter]:
     "The chapters that are run elsewhere: all but the appendices."
-    return [c for c in chapters(root) if c.part != APPENDICES]
+    return [c for c in chapters.chapters(root) if c.part != APPENDICES]
 
 
 def number_of(chapter: Chapter) -> str:
@@ -70,7 +70,7 @@ def labels(chapter: Chapter) -> list[tuple[str, str]]:
 def numbers(root: Path) -> dict[str, str]:
     "Label → number, such as `eq-shift` → `11.3`."
     out = {}
-    for chapter in chapters(root):
+    for chapter in chapters.chapters(root):
         number, counts = number_of(chapter), {}
         for kind, label in labels(chapter):
             counts[kind] = counts.get(kind, 0) + 1
@@ -84,7 +84,7 @@ def numbers(root: Path) -> dict[str, str]:
 def section_titles(root: Path) -> dict[str, str]:
     return {
         block.label: markup.Writer().inline(block.inline)
-        for chapter in chapters(root)
+        for chapter in chapters.chapters(root)
         for _, found in markup.cells(chapter.cells())
         for block in markup.walk(found)
         if isinstance(block, markup.Heading) and block.label
@@ -218,7 +218,7 @@ class Plain(markup.Writer):
         else:
             head = "*Proof.*" if kind == "proof" else f"**{kind.title()}**"
         head = head * bool(kind)
-        if block.folded:
+        if kind == "solution":
             made = (
                 f"<details>\n<summary>{head.strip('*')}</summary>\n\n"
                 f"{body}\n\n</details>"
@@ -240,15 +240,6 @@ class Plain(markup.Writer):
 # ---- notebooks --------------------------------------------------------------
 
 
-def markdown_cell(source: str, name: str) -> dict:
-    return {
-        "cell_type": "markdown",
-        "id": name,
-        "metadata": {},
-        "source": source,
-    }
-
-
 def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     """The cell without its directives, folded where the book hides it; its
     caption as a cell of its own.
@@ -258,7 +249,9 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     if not source:
         return []
     if found.get("eval", "").lower() == "false":
-        return [markdown_cell(f"```python\n{source}\n```", cell["id"])]
+        return [
+            chapters.cell("markdown", f"```python\n{source}\n```", cell["id"])
+        ]
     fold = fold_of(text_of(cell))
     # JupyterLab shows the first line of a folded cell
     words = fold.text() if fold else ""
@@ -273,14 +266,8 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     elif fold and not source.startswith("%"):
         source = f"# folded: {words}\n{source}"
     folded = fold or set(cell_tags(found)) & {"remove-cell", "remove-input"}
-    new = {
-        "cell_type": "code",
-        "id": cell["id"],
-        "metadata": {"jupyter": {"source_hidden": True}} if folded else {},
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-    }
+    hidden = {"jupyter": {"source_hidden": True}} if folded else {}
+    new = chapters.cell("code", source, cell["id"], **hidden)
     caption = found.get("fig-cap")
     label = found.get("label", "")
     if not caption:
@@ -290,8 +277,10 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     )
     return [
         new,
-        markdown_cell(
-            number + writer.markdown(markup.blocks(caption)), f"{cell['id']}-c"
+        chapters.cell(
+            "markdown",
+            number + writer.markdown(markup.blocks(caption)),
+            f"{cell['id']}-c",
         ),
     ]
 
@@ -306,7 +295,7 @@ def native_cell(cell: dict) -> dict:
             f"<summary><code>{KERNEL}</code>: {fold.html()}</summary>\n\n"
             f"{block}\n\n</details>"
         )
-    return markdown_cell(block, cell["id"])
+    return chapters.cell("markdown", block, cell["id"])
 
 
 def notebook(chapter: Chapter) -> dict:
@@ -318,7 +307,9 @@ def notebook(chapter: Chapter) -> dict:
     cells = []
     for cell, found in markup.cells(chapter.cells()):
         if cell["cell_type"] == "markdown":
-            cells.append(markdown_cell(writer.markdown(found), cell["id"]))
+            cells.append(
+                chapters.cell("markdown", writer.markdown(found), cell["id"])
+            )
         elif cell["cell_type"] == "code":
             cells += code_cell(cell, module, writer)
         elif "export-cpp" in directives(text_of(cell)):
@@ -329,20 +320,12 @@ def notebook(chapter: Chapter) -> dict:
         )
     if writer.cited:
         lines = "\n".join(f"- {line}" for line in sorted(writer.cited.values()))
-        cells.append(markdown_cell(f"## References\n\n{lines}", "references"))
-    return {
-        "cells": cells,
-        "metadata": {
-            "kernelspec": {
-                "display_name": "Python 3",
-                "language": "python",
-                "name": "python3",
-            },
-            "language_info": {"name": "python"},
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+        cells.append(
+            chapters.cell("markdown", f"## References\n\n{lines}", "references")
+        )
+    made = chapters.notebook(cells)
+    made["metadata"]["language_info"] = {"name": "python"}
+    return made
 
 
 def text(content: dict) -> str:

@@ -1,12 +1,13 @@
 """`make test-processors`: the kernel's tests for every instruction set, by gcc
 and clang, whatever machine runs them; outcomes in results/processors.json.
 
-    python -m tools.processors               what is not done for this code
+    python -m tools.processors               all parts
     python -m tools.processors --only clang  with "clang" in the names (--list)
-    python -m tools.processors --record      and write results/processors.json
-    python -m tools.processors --whole avx2  the book and every test in a clone,
-                                             as on a machine that has nothing
-                                             beyond AVX2 (or: default, SSE2)
+    python -m tools.processors --record      what the record lacks for this
+                                             kernel, into the record
+    python -m tools.processors --whole avx2  every chapter and every test, as on
+                                             a machine that has nothing beyond
+                                             AVX2 (or: default, SSE2)
 
 tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
 tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
@@ -24,8 +25,6 @@ import json
 import os
 import platform
 import re
-import shelve
-import shlex
 import shutil
 import subprocess
 import sys
@@ -39,7 +38,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
-STATE = ROOT / "_build" / "processors-outcomes"
 KERNEL, DRIVER = (
     ROOT / "normalnorm/layers/engines/native.cpp",
     ROOT / "tests" / "kernel" / "driver.cpp",
@@ -126,10 +124,7 @@ SETS = {
     ),
 }
 WHOLE = {"avx2": "AVX2", "default": "SSE2"}
-TESTING = ("-m", "pytest", "-n", "2", "--dist", "worksteal")
 NOT_HELD = (
-    # asks for the outcome of the very run that it would be in
-    "tests/tools/test_processors.py::test_recorded_outcomes",
     # compiles for each set itself, which the flags behind it would overrule
     "tests/book/test_packaging.py::test_no_compiler_and_the_same_bits",
 )
@@ -149,7 +144,7 @@ PACKAGES = {
 
 
 @cache
-def _cpuinfo() -> dict[str, str]:
+def cpuinfo() -> dict[str, str]:
     try:
         lines = (
             Path("/proc/cpuinfo")
@@ -172,7 +167,7 @@ def lacking(
     machine = machine or platform.machine()
     if machine not in ("x86_64", "AMD64"):
         return f"this processor is {machine}, not x86-64"
-    flags = set(_cpuinfo().get("flags", "").split() if flags is None else flags)
+    flags = set(cpuinfo().get("flags", "").split() if flags is None else flags)
     missing = [f for f in SETS[name].needs if f not in flags]
     return f"this processor has no {', '.join(missing)}" if missing else ""
 
@@ -201,21 +196,14 @@ def output(*command: str) -> str:
         return ""
 
 
-def missing(tools: Iterable[str], install: bool = False) -> str:
-    """What to do by hand for tools that are not here; nothing where they are,
-    or could be installed.
-    """
+def first_line(*command: str) -> str | None:
+    return next(iter(output(*command).splitlines()), None)
+
+
+def missing(tools: Iterable[str]) -> str:
+    "What to do for tools that are not here; nothing where all are."
     lacks = [t for t in dict.fromkeys(tools) if not find(t)]
     packages = sorted({PACKAGES[t] for t in lacks})
-    root = shutil.which("apt-get") and getattr(os, "geteuid", lambda: 1)() == 0
-    if lacks and install and root:
-        print(f"installing {' '.join(packages)}", flush=True)
-        ran(
-            ["apt-get", "install", "-y", "-qq", *packages],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        )
-        compilers.cache_clear()
-        return missing(lacks)
     return (
         f"{', '.join(lacks)} cannot be found here: apt-get install "
         f"{' '.join(packages)} (Debian's names), or choose other parts with "
@@ -345,7 +333,11 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
 
 
 def run_tests(
-    instructions: str, compiler: str, threads: int, folder: Path
+    instructions: str,
+    compiler: str,
+    threads: int,
+    folder: Path,
+    chosen: tuple[str, ...] = (*TESTS, *CHAPTERS),
 ) -> dict:
     # one compilation for all numbers of threads
     cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
@@ -353,7 +345,7 @@ def run_tests(
     compiled(instructions, env)
     options = ["-p", "no:cacheprovider", "--no-header", "--tb=short"]
     done = ran(
-        [sys.executable, "-m", "pytest", *options, *TESTS, *CHAPTERS],
+        [sys.executable, "-m", "pytest", *options, *chosen],
         cwd=ROOT,
         env=env,
     )
@@ -495,6 +487,16 @@ def run_arm(compiler: str, folder: Path) -> dict:
     )
 
 
+def run_whole(name: str, folder: Path) -> dict:
+    "Every test, and every chapter among them, in a folder of their own."
+    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
+    several = ("-n", "2", "--dist", "worksteal")
+    about = {"commit": commit()}
+    return about | run_tests(
+        WHOLE[name], "gcc", 1, folder, (*several, "tests", *left_out)
+    )
+
+
 def parts() -> list[Part]:
     "In the order in which they are run, the short ones first."
     drivers = [
@@ -556,48 +558,9 @@ def parts() -> list[Part]:
 
 
 @cache
-def key(name: str) -> str:
-    """Of all that decides the outcome of a part: the kernel, the driver and its
-    record, this file, the compilers, the processor; for tests, the package, the
-    tests and PyTorch too.
-    """
-    if name.startswith("whole "):
-        return ""  # its outcome names a commit
-    h = hashlib.sha256()
-    files = [KERNEL, DRIVER, RECORDED, Path(__file__)]
-    if name.startswith("tests "):
-        files += [
-            *sorted((ROOT / "normalnorm").rglob("*.py")),
-            ROOT / "tests" / "conftest.py",
-            *sorted({ROOT / t.partition("::")[0] for t in TESTS}),
-            *(
-                ROOT / "nbs" / f"{t[:-1].partition('[')[2]}.ipynb"
-                for t in CHAPTERS
-            ),
-        ]
-    for file in files:
-        h.update(
-            file.relative_to(ROOT).as_posix().encode()
-            + b"\0"
-            + file.read_bytes()
-        )
-    h.update(
-        json.dumps(
-            [
-                compilers(),
-                version("torch"),
-                sys.version,
-                _cpuinfo().get("flags", ""),
-            ]
-        ).encode()
-    )
-    return h.hexdigest()[:16]
-
-
-@cache
 def compilers() -> dict[str, str]:
     return {
-        tool: (output(tool, "--version").splitlines() or ["not found"])[0]
+        tool: first_line(tool, "--version") or "not found"
         for tool in (
             "g++",
             "clang++",
@@ -607,19 +570,8 @@ def compilers() -> dict[str, str]:
     }
 
 
-def stored() -> dict[str, dict]:
-    "The outcomes that are of the present state of the code, by names of parts."
-    STATE.parent.mkdir(parents=True, exist_ok=True)
-    with shelve.open(str(STATE)) as known:
-        return {
-            name: outcome
-            for name, (of, outcome) in known.items()
-            if of == key(name)
-        }
-
-
 def perform(part: Part, folder: Path) -> dict:
-    "Run a part in a folder of its own, and remember the outcome."
+    "The outcome of a part, run in a folder of its own."
     start, own = time.perf_counter(), folder / re.sub(r"\W+", "-", part.name)
     own.mkdir(parents=True, exist_ok=True)
     try:
@@ -629,14 +581,11 @@ def perform(part: Part, folder: Path) -> dict:
             outcome = part.run(own)
     except Failed as error:
         outcome = {"passed": False, "summary": str(error)[:300]}
-    outcome = {
+    return {
         "failures": [],
         "seconds": round(time.perf_counter() - start, 1),
         "date": time.strftime("%Y-%m-%d"),
     } | outcome
-    with shelve.open(str(STATE)) as known:
-        known[part.name] = key(part.name), outcome
-    return outcome
 
 
 WORDS = {True: "passed", False: "FAILED", None: "skipped"}
@@ -651,136 +600,51 @@ def table(outcomes: dict[str, dict]) -> str:
     )
 
 
-def about() -> dict:
-    "Which machine, which code."
+def commit() -> str:
+    "The commit, and whether anything but results has changed since."
     changed = [
-        line[3:]
+        line
         for line in output("git", "status", "--porcelain").splitlines()
         if not line[3:].startswith("results/")
     ]
+    return output("git", "rev-parse", "HEAD") + " and changes" * bool(changed)
+
+
+def about() -> dict:
+    "Which machine, which code."
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": _cpuinfo().get("model name", platform.processor()),
+        "processor": cpuinfo().get("model name", platform.processor()),
         "cores": os.cpu_count(),
         "instruction sets": [name for name in SETS if not lacking(name)],
         "compilers": compilers(),
         "torch": version("torch"),
         "python": platform.python_version(),
-        "commit": output("git", "rev-parse", "HEAD")
-        + (" and changes" if changed else ""),
+        "commit": commit(),
         "native source": hashlib.sha256(KERNEL.read_bytes()).hexdigest(),
     }
 
 
-def write_record() -> None:
-    """All that is known of this state of the code; what the file held of
-    `--whole` stays until that is run again.
+def recorded() -> dict[str, dict]:
+    """The outcomes of parts in the record, but of another kernel, or by other
+    compilers, none; and what `--whole` came to.
     """
-    try:
-        whole = json.loads(RECORD.read_text(encoding="utf-8")).get("whole", {})
-    except (OSError, ValueError):
-        whole = {}
-    known, names = stored(), [p.name for p in parts()]
+    record, now = json.loads(RECORD.read_text(encoding="utf-8")), about()
+    same = all(record[k] == now[k] for k in ("native source", "compilers"))
+    return record | {"parts": record["parts"] if same else {}}
+
+
+def write_record(outcomes: dict[str, dict]) -> None:
+    "What was known, and these."
+    known, names = recorded(), [p.name for p in parts()]
+    whole = {k: outcomes.pop(f"whole {k}", None) for k in WHOLE}
+    done = known["parts"] | outcomes
     record = about() | {
-        "parts": {name: known[name] for name in names if name in known},
-        "not run": [name for name in names if name not in known],
-        "whole": whole
-        | {k: known[f"whole {k}"] for k in WHOLE if f"whole {k}" in known},
+        "parts": {name: done[name] for name in names if name in done},
+        "not run": [name for name in names if name not in done],
+        "whole": known["whole"] | {k: o for k, o in whole.items() if o},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"recorded in {os.path.relpath(RECORD, ROOT)}")
-
-
-# ---- both commands whole ----
-
-
-def step(name: str, command: list[str], folder: Path, env: dict) -> dict:
-    "The book, or tests, in the clone."
-    began, log = time.perf_counter(), folder / f"{name}.txt"
-    print(f"{name}: python {shlex.join(command)}, output in {log}", flush=True)
-    with open(log, "w", encoding="utf-8") as out:
-        code = subprocess.run(
-            [sys.executable, *command],
-            cwd=folder / "clone",
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    text = log.read_text(encoding="utf-8", errors="replace")
-    run = re.findall(r"^ +\[", text, re.M)
-    result = (
-        tested(text, code)
-        if name == "tests"
-        else {
-            "passed": code == 0,
-            "failures": [
-                line.strip() for line in text.splitlines() if "FAILED" in line
-            ],
-            "summary": f"{len(run)} chapters run",
-        }
-    ) | {"seconds": round(time.perf_counter() - began)}
-    print(
-        f"{name}: {WORDS[code == 0]}: {result['summary']}",
-        *result["failures"],
-        sep="\n  ",
-        flush=True,
-    )
-    return result
-
-
-def run_whole(name: str, again: bool, _: Path) -> dict:
-    """`tools.build` and every test in a clone of the last commit, whose kernel
-    and PyTorch are held to an instruction set; `again`: of the last such run
-    the tests that failed, whose outcome stands beside the first.
-    """
-    start, commit = time.perf_counter(), output("git", "rev-parse", "HEAD")
-    if dirty := output("git", "status", "--porcelain", "--untracked-files=no"):
-        print(
-            f"changes that are not committed are left out:\n{dirty}", flush=True
-        )
-    folder = Path(tempfile.mkdtemp(prefix="normalnorm-whole-"))
-    clone = folder / "clone"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    (clone / ".venv").symlink_to(sys.prefix)
-    env = environment(WHOLE[name], "gcc", folder / "cache", 1) | {
-        "PYTHONPATH": str(clone),
-        "COLUMNS": "300",  # names of tests whole
-    }
-    # each process as it would be
-    env.pop("OMP_NUM_THREADS"), env.pop("NORMALNORM_TEST_BUILD")
-    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
-    steps = {"book": ["-m", "tools.build"], "tests": ["tests", *left_out]}
-    outcome, first = {}, stored().get(f"whole {name}") if again else None
-    if first:
-        failed = [
-            line.split(" - ")[0].removeprefix("FAILED ")
-            for line in first["tests"]["failures"]
-        ]
-        gone = [
-            test
-            for test in failed
-            if test in NOT_HELD or not (clone / test.split("::")[0]).exists()
-        ]
-        outcome["no longer asked"] = gone
-        steps = {"tests": [t for t in failed if t not in gone]}
-    steps["tests"] = [*TESTING, *steps["tests"]]
-    outcome |= {k: step(k, steps[k], folder, env) for k in steps}
-    outcome |= {
-        "passed": all(outcome[k]["passed"] for k in steps),
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": _cpuinfo().get("model name", ""),
-        "environment": {
-            "CXX": f"{COMPILERS['gcc']} {SETS[WHOLE[name]].march}",
-            **{k: env[k] for k in dict(SETS[WHOLE[name]].torch)},
-        },
-        "seconds": round(time.perf_counter() - start),
-    }
-    if outcome["passed"]:
-        shutil.rmtree(folder)
-    if first:
-        return first | {"passed": outcome["passed"], "again": outcome}
-    return outcome
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -801,19 +665,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="run also what has passed for this state of the code; of --whole "
-        "the tests that failed",
+        help="with --record: run also what has passed",
     )
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
     )
     parser.add_argument(
-        "--install",
-        action="store_true",
-        help="install missing compilers and emulators with apt-get, as root",
-    )
-    parser.add_argument(
-        "--whole", choices=WHOLE, help="the book and every test instead"
+        "--whole", choices=WHOLE, help="every chapter and test instead"
     )
     given = parser.parse_args(arguments)
     chosen = (
@@ -822,7 +680,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"whole {given.whole}",
                 (),
                 WHOLE[given.whole],
-                partial(run_whole, given.whole, given.again),
+                partial(run_whole, given.whole),
             )
         ]
         if given.whole
@@ -844,42 +702,33 @@ def main(arguments: list[str] | None = None) -> int:
     able = [
         p for p in chosen if not (p.instructions and lacking(p.instructions))
     ]
-    if problem := missing((t for p in able for t in p.tools), given.install):
+    if problem := missing(t for p in able for t in p.tools):
         print(problem, file=sys.stderr)
         return 2
-    known = {} if given.again or given.whole else stored()
-    todo = [
-        p
-        for p in chosen
-        if known.get(p.name, {"passed": False})["passed"] is False
-    ]
+    known = recorded()["parts"] if given.record and not given.again else {}
+    todo = [p for p in chosen if not known.get(p.name, {}).get("passed")]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"
-        + (
-            " (the others are done for this state of the code)"
-            if len(todo) < len(chosen)
-            else ""
-        ),
+        + " (the others are recorded)" * (len(todo) < len(chosen)),
         flush=True,
     )
+    outcomes = {}
     with tempfile.TemporaryDirectory(prefix="normalnorm-processors-") as folder:
         for number, part in enumerate(todo, 1):
-            outcome = perform(part, Path(folder))
+            outcomes[part.name] = outcome = perform(part, Path(folder))
             print(
                 f"  [{number}/{len(todo)}] {table({part.name: outcome})}",
                 *outcome["failures"],
                 sep="\n      ",
                 flush=True,
             )
-    known = stored()
-    outcomes = {p.name: known[p.name] for p in chosen}
+            if given.record:  # an interrupted run goes on where it was
+                write_record({part.name: outcome})
     failed = [n for n, o in outcomes.items() if o["passed"] is False]
     print(
-        f"\n{table(outcomes)}\n\n{len(failed)} of {len(chosen)} parts failed"
+        f"\n{table(outcomes)}\n\n{len(failed)} of {len(todo)} parts failed"
         + (f": {', '.join(failed)}" if failed else "")
     )
-    if given.record:
-        write_record()
     return bool(failed)
 
 

@@ -155,10 +155,10 @@ def testify(names: list[str]) -> dict[str, dict[str, Any]]:
             else first_rows(of, entries[name]["path"])
         )
     code = hashes()
-    from tools.processors import _cpuinfo  # what is no part of a witness
+    from tools.processors import cpuinfo  # what is no part of a witness
 
     machine = [
-        *map(_cpuinfo().get, ("model name", "cpu family", "model")),
+        *map(cpuinfo().get, ("model name", "cpu family", "model")),
         torch.backends.cpu.get_cpu_capability(),
     ]
     return {

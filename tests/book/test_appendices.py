@@ -5,19 +5,13 @@ dialect adds for them.
 import csv
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("yaml", reason="the book's tools are not installed")
-dialect = pytest.importorskip(
-    "tools.dialect", reason="the book's tools are not installed"
-)
-from normalnorm.claims import ledger  # noqa: E402
-from tools import api, markup  # noqa: E402
-from tools.chapters import ROOT, chapter, chapters  # noqa: E402
-from tools.run import Run  # noqa: E402
+from normalnorm.claims import ledger
+from tests.book import toy
+from tools import api, dialect, markup
+from tools.chapters import ROOT, chapter, chapters
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
 LINE = (
@@ -109,34 +103,6 @@ def test_claims_are_known_to_the_dialect_as_to_the_ledger():
         }, c.name
 
 
-def test_each_claim_stands_in_its_chapter():
-    """The executed chapter shows a verdict line for each of its claims, so that
-    the ledger's links arrive.
-    """
-    for c in chapters():
-        ids, run = api.claims_of(ROOT, c.name), Run(c)
-        if not ids or not run.notebook.exists():
-            continue
-        executed = json.loads(run.notebook.read_text(encoding="utf-8"))
-        page = dialect.translate_notebook(
-            json.loads(c.path.read_text(encoding="utf-8")), executed, ids
-        )
-        shown = set()
-        for cell in page["cells"]:
-            if cell["cell_type"] == "code" and not {
-                "remove-cell",
-                "remove-output",
-            } & set(cell["metadata"]["tags"]):
-                shown |= set(
-                    re.findall(
-                        r'id="claim-here-([^"]+)"',
-                        json.dumps(cell["outputs"]).replace('\\"', '"'),
-                    )
-                )
-        if not run.stale():
-            assert shown == ids, c.name
-
-
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
     from tools.run import ensure
 
@@ -187,12 +153,16 @@ def notation_rows():
                 yield [part.strip() for part in line.strip("|").split(" | ")]
 
 
-def test_each_symbol_leads_to_an_existing_place_that_uses_it():
-    sources = {
+@pytest.fixture(scope="module")
+def sources():
+    return {
         c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
         for c in chapters()
         if c.name != "905_notation"
     }
+
+
+def test_each_symbol_leads_to_an_existing_place_that_uses_it(sources):
     rows = list(notation_rows())
     assert len(rows) > 40
     for symbol, meaning, theirs, where in rows:
@@ -213,15 +183,10 @@ def test_each_symbol_leads_to_an_existing_place_that_uses_it():
                 )
 
 
-def test_a_symbol_has_one_meaning_in_a_part():
+def test_a_symbol_has_one_meaning_in_a_part(sources):
     """Of the rows of one part that define the same letter, at most one does not
     say where its meaning holds.
     """
-    sources = {
-        c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
-        for c in chapters()
-        if c.name != "905_notation"
-    }
     meanings = {}
     for symbol, meaning, _, where in notation_rows():
         part = next(
@@ -370,29 +335,20 @@ def _private(): ...
 
 @pytest.fixture
 def small(tmp_path):
-    (tmp_path / "normalnorm").mkdir()
-    (tmp_path / "nbs").mkdir()
-    (tmp_path / "normalnorm" / "small.py").write_text(SOURCE)
-    cells = [
-        {"cell_type": kind, "id": str(i), "metadata": {}, "source": text}
-        for i, (kind, text) in enumerate(
-            [
+    toy.checkout(
+        tmp_path,
+        {
+            "index": [],
+            "010_small": [
                 ("markdown", "# Small"),
                 ("code", "#| default_exp small"),
                 ("code", "#| export\ndef double(): ..."),
                 ("code", "#| export\n#| hide\nclass Double: ..."),
                 ("code", "double()"),
-            ]
-        )
-    ]
-    (tmp_path / "nbs" / "010_small.ipynb").write_text(
-        json.dumps({"cells": cells})
+            ],
+        },
     )
-    (tmp_path / "nbs" / "index.ipynb").write_text(json.dumps({"cells": []}))
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts: [{caption: A, chapters: [{file: "
-        "nbs/010_small}]}]\n"
-    )
+    (tmp_path / "normalnorm" / "small.py").write_text(SOURCE)
     return tmp_path
 
 
@@ -452,36 +408,3 @@ def test_every_public_name_of_the_package_is_on_the_page():
         assert f"({api.module_target(module)})=" in page
         for entry in listed:
             assert page.count(f"({entry.target()})=") == 1, entry
-
-
-def test_rendered_anchors_exist():
-    """In the rendered book, if there is one: each link between chapters, ledger
-    and API arrives.
-    """
-    folder = ROOT / "_build" / "html" / "nbs"
-    if (
-        not (folder / "api.html").exists()
-        or not (ROOT / "_build" / "rendered").exists()
-    ):
-        pytest.skip("the book has not been rendered")
-    texts, dead = (
-        {p.name: p.read_text(encoding="utf-8") for p in folder.glob("*.html")},
-        [],
-    )
-    ids = {
-        name: set(re.findall(r'\bid="([^"]+)"', text))
-        for name, text in texts.items()
-    }
-    for name in (
-        "910_what_was_checked.html",
-        "915_coverage.html",
-        "920_errata.html",
-        "api.html",
-    ):
-        for page, anchor in re.findall(
-            r'href="([\w.]+\.html)?#([^"]+)"', texts.get(name, "")
-        ):
-            if anchor not in ids.get(page or name, ()):
-                dead.append(f"{name} → {page}#{anchor}")
-    assert dead == []
-    assert not any(Path(p).stat().st_size == 0 for p in folder.glob("*.html"))

@@ -8,27 +8,18 @@ import csv
 import json
 import re
 import shutil
-from pathlib import Path
-
-import pytest
 
 from normalnorm.experiments import results
-
-pytestmark = pytest.mark.book
-yaml = pytest.importorskip("yaml", reason="the book's tools are not installed")
-export = pytest.importorskip(
-    "tools.export", reason="the book's tools are not installed"
-)
-from tools import markup, order, run  # noqa: E402
-from tools.chapters import (  # noqa: E402
+from tools import export, markup, order, run
+from tools.chapters import (
     ROOT,
     WORKSHOP,
     chapter,
     chapters,
+    parts,
     renamed,
-    table_of_contents,
 )
-from tools.dialect import directives  # noqa: E402
+from tools.dialect import directives
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():
@@ -73,20 +64,14 @@ def test_every_notebook_is_in_the_table_of_contents_and_names_its_module():
 
 
 def test_a_chapter_s_number_begins_with_its_part():
-    for part in table_of_contents()["parts"]:
-        number = re.match(r"Part (\d) · ", part["caption"])
-        listed = [
-            c
-            for entry in part["chapters"]
-            for c in chapters()
-            if entry["file"] == f"nbs/{c.name}"
-        ]
+    for caption, pages in parts()[1:]:
+        number = re.match(r"Part (\d) · ", caption)
+        listed = [c for c in chapters() if f"nbs/{c.name}" in pages]
         assert {c.part for c in listed} == {int(number[1]) if number else 9}
 
 
 def test_the_workshop_is_the_last_part():
-    captions = [part["caption"] for part in table_of_contents()["parts"]]
-    assert captions[-2:] == [
+    assert [caption for caption, _ in parts()][-2:] == [
         f"Part {WORKSHOP} · How this book is made",
         "Appendices",
     ]
@@ -94,7 +79,7 @@ def test_the_workshop_is_the_last_part():
 
 def test_the_table_of_renamed_chapters():
     """Each old name once, no chapter under one, none of them named anywhere
-    else, records of earlier states aside; each new one is a chapter.
+    else; each new one is a chapter.
     """
     with (ROOT / "nbs" / "renamed.csv").open(encoding="utf-8") as file:
         rows = list(csv.reader(file))
@@ -122,7 +107,6 @@ def test_the_table_of_renamed_chapters():
                 ".cpp",
             )
             and path.name != "renamed.csv"
-            and path.parent != ROOT / "results" / "reading"
             and not any(map(run.skipped, parts))
         ):
             found = old.search(
@@ -134,19 +118,6 @@ def test_the_table_of_renamed_chapters():
 def test_one_notebook_per_module():
     modules = [c.module for c in chapters()]
     assert len(modules) == len(set(modules))
-
-
-def test_quarto_lists_the_same_chapters():
-    quarto = yaml.safe_load((ROOT / "_quarto.yml").read_text())
-    assert [
-        Path(f).stem
-        for f in quarto["project"]["render"]
-        if f.endswith(".ipynb")
-    ] == [c.name for c in chapters()]
-
-
-def test_readme_is_the_landing_page():
-    assert (ROOT / "README.md").read_text() == export.readme(ROOT)
 
 
 def landing_page(folder, change):
@@ -170,8 +141,8 @@ def landing_page(folder, change):
 
 
 def test_a_changed_row_changes_the_readme(tmp_path):
-    """Its images, of which accuracy is made, and its loss; without a change it
-    is the committed one.
+    """Its images, of which accuracy is made, and its loss. (Without a change it
+    is what the notebooks generate.)
     """
 
     def fail_all(row):
@@ -183,12 +154,12 @@ def test_a_changed_row_changes_the_readme(tmp_path):
         row["metrics"]["loss_last"] += 1
 
     kept = (ROOT / "README.md").read_text(encoding="utf-8")
-    wanted = {"as it is": (lambda row: None, [])}
-    wanted |= {"images": (fail_all, ["points"]), "loss": (worse_loss, ["nats"])}
-    for name, (change, columns) in wanted.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        found = landing_page(folder, change)
+    for name, change, column in (
+        ("images", fail_all, 2),
+        ("loss", worse_loss, 3),
+    ):
+        (tmp_path / name).mkdir()
+        found = landing_page(tmp_path / name, change)
         old, new = (
             [
                 line.split("|")
@@ -198,8 +169,7 @@ def test_a_changed_row_changes_the_readme(tmp_path):
             for text in (kept, found)
         )
         changed = [k for k, (a, b) in enumerate(zip(old[0], new[0])) if a != b]
-        assert changed == [{"points": 2, "nats": 3}[c] for c in columns], name
-        assert (found == kept) == (not columns), name
+        assert changed == [column], name
 
 
 COMPARING = re.compile(
@@ -318,42 +288,17 @@ def test_no_machine_path_or_registry_host_in_any_file():
 
 
 def test_committed_results_say_what_they_are():
+    "Rows do where they are read."
     for path in (ROOT / "results").rglob("*.json"):
-        row = json.loads(path.read_text(encoding="utf-8"))
-        # tests/tools/test_benchmarks.py, tests/tools/test_records.py
-        if path.name in ("goals.json", "records.json"):
-            continue
-        if path.parent.name == "gpu":  # tests/layers/test_gpu.py
-            assert {"device", "torch", "triton", "date"} <= set(
-                row["environment"]
-            ) and all({"part", "code"} < set(r) for r in row["rows"]), path.name
-            assert row["environment"]["device"] != "cpu, interpreted"
-            continue
-        if path.parent.name == "benchmarks":
-            assert {"processor", "threads", "torch", "commit", "date"} <= set(
-                row["environment"]
-            ) and all({"part"} < set(r) for r in row["rows"]), path.name
-            continue
-        if path.parent == ROOT / "results" and path.name in (
-            "hostile.json",
-            "kills.json",
-            "processors.json",
-            "training-loop.json",
+        if path.name in ("goals.json", "records.json") or (
+            path.parent.name == "mutation" or path.name.startswith("test-")
         ):
-            assert {"date", "processor", "torch"} <= set(row), path.name
             continue
-        # tests/tools/test_mutants.py, tests/book/test_reading.py
-        if path.parent.name in ("mutation", "reading"):
-            continue
-        assert {"python", "versions", "ran", "summary"} <= set(row) or {
-            "schema",
-            "scale",
-            "seed",
-            "device",
-            "torch",
-            "data_hash",
-            "config",
-        } <= set(row), path.name
+        found = json.loads(path.read_text(encoding="utf-8"))
+        about = found.get("environment", found)
+        assert {"date", "torch"} <= set(about), path.name
+        made_on = {about.get("processor"), about.get("device")} - {None}
+        assert made_on - {"cpu, interpreted"}, path.name
 
 
 def test_every_exercise_has_its_grade():

@@ -8,13 +8,8 @@ import warnings
 
 import pytest
 
-pytestmark = pytest.mark.book
-tools = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed"
-)
-chapters = pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed"
-)
+from tools import chapters
+from tools import run as tools
 
 
 @pytest.mark.parametrize("name", [c.name for c in chapters.chapters()])

@@ -2,19 +2,15 @@
 depends on has changed.
 """
 
-import json
 import os
 import shutil
 
 import pytest
 
-pytestmark = pytest.mark.book
-ledger = pytest.importorskip(
-    "tools.ledger", reason="the book's tools are not installed"
-)
-from normalnorm import claims  # noqa: E402
-from tools import export, run  # noqa: E402
-from tools.chapters import ROOT, Chapter  # noqa: E402
+from normalnorm import claims
+from tests.book import toy
+from tools import export, ledger, run
+from tools.chapters import ROOT, Chapter
 
 CHECK = """#| check
 from normalnorm.claims import claim
@@ -31,49 +27,22 @@ def _(f):
 def book(tmp_path_factory):
     "A chapter with a formula and its claim, run once."
     root = tmp_path_factory.mktemp("ledger")
-    for folder in ("nbs", "normalnorm"):
-        (root / folder).mkdir()
-    for name in ("settings.ini", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, root / name)
-    (root / "_toc.yml").write_text(
-        "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        "    chapters:\n      - file: nbs/010_sums\n"
-    )
-    made = {
-        "index": ["# Toy", "1"],
-        "010_sums": [
-            "# Sums",
-            "#| default_exp sums",
-            "#| export\ndef triangle(n):\n    'The sum to n.'\n"
-            "    return n * (n + 1) // 2",
-            CHECK,
-        ],
-    }
-    for name, cells in made.items():
-        notebook = {
-            "cells": [
-                {
-                    "cell_type": "code" if i else "markdown",
-                    "id": f"c{i}",
-                    "metadata": {},
-                    "source": source,
-                    **({"outputs": [], "execution_count": None} if i else {}),
-                }
-                for i, source in enumerate(cells)
+    toy.checkout(
+        root,
+        {
+            "index": [("markdown", "# Toy"), ("code", "1")],
+            "010_sums": [
+                ("markdown", "# Sums"),
+                ("code", "#| default_exp sums"),
+                (
+                    "code",
+                    "#| export\ndef triangle(n):\n    'The sum to n.'\n"
+                    "    return n * (n + 1) // 2",
+                ),
+                ("code", CHECK),
             ],
-            "metadata": {
-                "kernelspec": {
-                    "display_name": "python3",
-                    "language": "python",
-                    "name": "python3",
-                }
-            },
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        }
-        (root / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(notebook, indent=1)
-        )
+        },
+    )
     export.generate(root)
     export.write_checks(root)
     (root / "normalnorm" / "__init__.py").touch()

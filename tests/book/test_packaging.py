@@ -157,11 +157,9 @@ LAYERS = r"""
     torch.manual_seed(0)
     small, long = torch.randn(8, 6, 7, 5), torch.randn(16, 3, 32, 32).exp()
     for name, layer, u in (
-        ("batch", normalnorm.BatchNormalNorm2d(6), small),
         ("long", normalnorm.BatchNormalNorm2d(3), long),
         ("last", normalnorm.BatchNormalNorm2d(6),
          small.to(memory_format=torch.channels_last)),
-        ("layer", normalnorm.LayerNormalNorm((7, 5)), small),
         ("group", normalnorm.GroupNormalNorm(2, 6), small)):
         for noise, kind in ((0.0, "scaled"), (0.4, "scaled"), (0.3, "dropout")):
             layer.noise, layer.noise_kind = noise, kind
@@ -182,10 +180,10 @@ LAYERS = r"""
 @pytest.mark.book
 def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
     """From the wheel without a compiler, a cache or a word on the error stream,
-    for each level that this processor has; and the very bits that the source
-    gives, compiled by the same compiler.
+    for each level that this processor has; for the highest, which is in the
+    cache already, the very bits that the source gives.
     """
-    levels, running = compiler._levels(), {}
+    levels = compiler._levels()
     usual = {
         k: v
         for k, v in os.environ.items()
@@ -203,17 +201,7 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
             env=usual | {"PYTHONPATH": str(folder)} | environment,
         )
 
-    for level in levels:  # the highest may be in the cache already
-        running[level] = start(
-            level,
-            ROOT,
-            NORMALNORM_QUIET="1",
-            **(
-                {}
-                if level == levels[-1]
-                else {"NORMALNORM_CACHE": str(tmp_path / level)}
-            ),
-        )
+    source = start(levels[-1], ROOT, NORMALNORM_QUIET="1")
     target = once(
         "installed wheel",
         lambda folder: subprocess.run(
@@ -244,10 +232,11 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
         )
         out, err = done.communicate(timeout=300)
         assert done.returncode == 0 and err == "", err
-        assert not list(empty.iterdir()) and out.count("\n") == 31
-        wanted, err = running[level].communicate(timeout=600)
-        assert running[level].returncode == 0, err
-        assert out.splitlines() == wanted.splitlines()
+        assert not list(empty.iterdir()) and out.count("\n") == 19
+        assert out.startswith(level)
+    wanted, err = source.communicate(timeout=600)
+    assert source.returncode == 0, err
+    assert out == wanted
 
 
 @pytest.mark.book
@@ -306,10 +295,6 @@ def test_weight_decay_knows_layers_that_nothing_has_imported():
         )
         == "['bias', 'weight']"
     )
-
-
-def test_version():
-    assert python("import normalnorm; print(normalnorm.__version__)") == "0.1.0"
 
 
 def test_command():

@@ -11,14 +11,14 @@ from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
+import nbformat
+import pikepdf
 import pytest
+from bs4 import BeautifulSoup
 
-pytestmark = pytest.mark.book
-build = pytest.importorskip(
-    "tools.build", reason="the book's tools are not installed"
-)
-from tools import browser, launch, links, pdf, plain, run  # noqa: E402
-from tools.chapters import ROOT, chapters, renamed  # noqa: E402
+from tests.book import toy
+from tools import browser, build, launch, links, pdf, plain, run
+from tools.chapters import ROOT, chapters, pages, renamed
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -65,16 +65,14 @@ def seen(html, shared_folder):
 
     Each page is opened once, for all workers.
     """
-    listed = [
-        html / f"{file}.html" for _, listed in pdf.parts() for file in listed
-    ]
-    pages = listed + [p for p in pages_of(html) if p not in listed]
+    listed = [html / f"{page}.html" for page in pages()]
+    listed += [p for p in pages_of(html) if p not in listed]
     kept = shared_folder / "pages.json"
     with open(shared_folder / "pages.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             found = browser.inspect(
-                pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
+                listed, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
             )
             kept.write_text(
                 json.dumps(
@@ -86,7 +84,7 @@ def seen(html, shared_folder):
                 encoding="utf-8",
             )
     seen = json.loads(kept.read_text(encoding="utf-8"))
-    assert list(seen) == [p.relative_to(html).as_posix() for p in pages]
+    assert list(seen) == [p.relative_to(html).as_posix() for p in listed]
     return seen
 
 
@@ -96,9 +94,8 @@ def asked(seen):
     navigation.
     """
     return {
-        Path(file).name + ".html": seen[f"{file}.html"]["answer"]
-        for _, listed in pdf.parts()
-        for file in listed
+        Path(page).name + ".html": seen[f"{page}.html"]["answer"]
+        for page in pages()
     }
 
 
@@ -180,7 +177,6 @@ def test_each_notebook_can_be_downloaded_and_run(html):
     """The files that the pages offer: valid, without outputs and directives;
     code that Python can read.
     """
-    nbformat = pytest.importorskip("nbformat")
     for c in chapters():
         notebook = nbformat.reads(
             (html / "_sources" / "nbs" / f"{c.name}.ipynb").read_text(
@@ -209,7 +205,7 @@ def test_folded_code_on_a_page(html):
     """The verdict, then the code behind a line that says what it is; what is
     exported behind its signature; nothing of a check is seen unfolded.
     """
-    page = pytest.importorskip("bs4").BeautifulSoup(
+    page = BeautifulSoup(
         (html / "nbs/220_theory.newton.html").read_text(encoding="utf-8"),
         "html.parser",
     )
@@ -303,44 +299,20 @@ def test_a_new_style_reaches_the_pages(tmp_path):
 
 
 def test_a_renamed_chapter_leaves_nothing(tmp_path):
-    """Neither page nor copy; a chapter that is still listed, pages that are no
-    notebooks, and what is nobody's stay.
-    """
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts:\n  - chapters:\n"
-        "      - file: nbs/230_layers.core\n      - file: nbs/api\n",
-        encoding="utf-8",
-    )
-    gone, stays = (
-        [],
-        [
-            "executed/notes.txt",
-            "html/nbs/index.html",
-            "html/nbs/api.html",
-            "html/_sources/nbs/api.md",
-            "html/genindex.html",
-            "html/_static/230_old.html",
-            "html/nbs/folder.html/x",
-        ],
-    )
-    for folder, suffixes in build.LEFT_BY_A_BUILD.items():
-        for suffix in suffixes:
-            gone += [
-                f"{folder}/230_layers.functional{suffix}",
-                f"{folder}/230_layers{suffix}",
-            ]
-            stays.append(f"{folder}/230_layers.core{suffix}")
-    for name in gone + stays:
-        path = tmp_path / "_build" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    assert sorted(build.remove_leftovers(tmp_path)) == sorted(gone)
-    left = {
-        p.relative_to(tmp_path / "_build").as_posix()
-        for p in (tmp_path / "_build").rglob("*")
-        if p.is_file()
-    }
-    assert left == set(stays) and build.remove_leftovers(tmp_path) == []
+    "One that is added, or still listed, takes no page away."
+    page = tmp_path / "_build/html/nbs/230_layers.core.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    for names, stays in (
+        (["230_layers.core"], True),
+        (["230_layers.core", "api"], True),
+        (["240_layers.core", "api"], False),
+    ):
+        (tmp_path / "_toc.yml").write_text(
+            "root: nbs/index\nparts:\n" + toy.contents(*names)
+        )
+        build.forget_renamed(tmp_path)
+        assert page.exists() == stays
 
 
 def test_a_chapter_has_one_number(html):
@@ -363,21 +335,8 @@ def test_a_chapter_has_one_number(html):
 
 
 def test_the_book_has_the_pages_of_its_contents_only(html):
-    toc = build.table_of_contents()
-    listed = {
-        Path(file).name
-        for file in (
-            toc["root"],
-            *(
-                entry["file"]
-                for part in toc["parts"]
-                for entry in part["chapters"]
-            ),
-        )
-    }
-    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed | set(
-        renamed()
-    )
+    listed = {Path(page).name for page in (*pages(), *renamed())}
+    assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
 
 
 def test_old_names_lead_to_the_new_pages(html):
@@ -388,27 +347,19 @@ def test_old_names_lead_to_the_new_pages(html):
 
 
 def test_a_page_under_an_old_name(tmp_path):
-    """It is written over what an earlier build left there, and stays; it leads
-    to the chapter with scripts and without.
+    """It is written over what an earlier build left there; it leads to the
+    chapter with scripts and without.
     """
     (tmp_path / "nbs").mkdir()
     (tmp_path / "nbs" / "renamed.csv").write_text(
         "old,new\n230_layers.old,240_layers.core\n"
-    )
-    (tmp_path / "_toc.yml").write_text(
-        "root: nbs/index\nparts:\n  - chapters:\n"
-        "      - file: nbs/240_layers.core\n",
-        encoding="utf-8",
     )
     build.write_redirects(tmp_path)  # before the first build: nothing
     page = tmp_path / "_build/html/nbs/230_layers.old.html"
     assert not page.exists()
     page.parent.mkdir(parents=True)
     page.write_text("the chapter, as an earlier build rendered it")
-    assert build.remove_leftovers(tmp_path) == ["html/nbs/230_layers.old.html"]
-    for _ in range(2):
-        build.write_redirects(tmp_path)
-        assert build.remove_leftovers(tmp_path) == []
+    build.write_redirects(tmp_path)
     (page.parent / "240_layers.core.html").write_text("<i id='sec-a'></i>")
     assert links.broken(tmp_path / "_build/html") == []
     (page.parent / "240_layers.core.html").unlink()
@@ -622,7 +573,7 @@ def public(tmp_path):
     "A checkout whose settings name a repository on GitHub."
     for name in ("_toc.yml", "references.bib"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "nbs").symlink_to(ROOT / "nbs")
     (tmp_path / "results/coins/book").mkdir(parents=True)
     (tmp_path / "results/coins/book/a.json").write_text("{}")
     settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
@@ -791,7 +742,7 @@ def test_links_of_the_print(link, printed):
 
 
 def test_anchors_of_the_print_do_not_meet():
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<svg><style>#s .a { fill: url(#g) }</style><g id='g' "
         "clip-path='url(#c)'/><use xlink:href='#g'/><image "
         "xlink:href='data:image/png;base64,AA'/></svg>",
@@ -812,8 +763,6 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     is, their links lead there, and so do the bookmarks. What is not printed is
     named.
     """
-    pikepdf = pytest.importorskip("pikepdf")
-    soup = pytest.importorskip("bs4").BeautifulSoup
     monkeypatch.setattr(pdf, "BOOK", tmp_path / "book.html")
     monkeypatch.setattr(pdf, "CONTENTS", tmp_path / "contents.html")
     monkeypatch.setattr(pdf, "PDF", tmp_path / "out.pdf")
@@ -835,15 +784,14 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
             f'<h1 id="x">{heading}<a class="headerlink" href="#x">#</a></h1>'
         )
     articles = {
-        f"nbs/{name}": soup(
+        f"nbs/{name}": BeautifulSoup(
             f'<article class="bd-article" id="{name}"><h1>{name.upper()}'
             "</h1><p>Words.</p></article>",
             "html.parser",
         ).article
         for name in "ab"
     }
-    count, seconds = pdf.print_book(articles)
-    assert count == 4 and set(seconds) == {"print", "contents"}
+    assert pdf.print_book(articles) == 4
     with pikepdf.open(tmp_path / "out.pdf") as made:
         assert pdf.page_numbers(made) == {"a": 3, "b": 4}
         assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
@@ -868,7 +816,7 @@ def test_what_the_print_shows_of_folded_code():
         "<details class='fold fold-{0}'><summary><code>{0}(x)</code> Words."
         "</summary><pre>code of {0}</pre></details>"
     ).format
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<div class='cell'><p class='claim'>a holds</p>"
         f"<p class='claim'>b holds</p>{fold('check')}</div>"
         + "".join(
@@ -894,7 +842,7 @@ def test_what_the_print_shows_of_folded_code():
     ],
 )
 def test_an_export_without_a_public_name_is_not_printed(summary, printed):
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<div class='module-label'>m</div><div class='cell'><details "
         f"class='fold fold-export'><summary>{summary}</summary></details>"
         "</div>",
@@ -912,7 +860,7 @@ def test_figures_and_tables_of_the_print():
     """A figure has the least legible size, one to drag its still form; only a
     long table is set smaller.
     """
-    soup = pytest.importorskip("bs4").BeautifulSoup(
+    soup = BeautifulSoup(
         "<svg class='figure-svg' style='--natural: 500pt; width: 500pt; "
         "max-width: 100%'></svg><div class='live'>x</div><div class='still'>"
         "<svg style='width:300pt;max-width:100%'></svg></div>"
@@ -946,12 +894,9 @@ def test_the_print_leaves_out_what_is_looked_up():
     """The workshop, the ledger's tables and the API; every other page is in,
     in the book's order.
     """
-    pages, kept = (
-        [page for _, listed in found for page in listed]
-        for found in (pdf.parts(), pdf.printed())
-    )
-    out = [page for page in pages if page not in kept]
-    assert kept == [page for page in pages if page not in out]
+    kept = [page for _, listed in pdf.printed() for page in listed]
+    out = [page for page in pages() if page not in kept]
+    assert kept == [page for page in pages() if page not in out]
     assert {page for page in out if not page.startswith("nbs/7")} == {
         "nbs/910_what_was_checked",
         "nbs/915_coverage",
@@ -963,17 +908,7 @@ def test_the_print_leaves_out_what_is_looked_up():
             assert (ROOT / pdf.checks_of(f"nbs/{c.name}")).exists(), c.name
 
 
-def test_the_print_that_was_measured_meets_its_goals():
-    """400 pages and 25 MB in type of 9.5 points: the recorded print, and the
-    style that it was printed in.
-    """
-    made = json.loads(pdf.RECORD.read_text(encoding="utf-8"))
-    assert made["pages"] <= 400 and made["megabytes"] <= 25, (
-        "python -m tools.pdf --record prints and measures again",
-        made,
-    )
-    assert {"date", "commit", "processor", "browser", "load"} <= set(made)
-    assert sum(made["phases"].values()) == pytest.approx(made["seconds"], abs=2)
+def test_the_print_is_set_in_nine_and_a_half_points():
     size = re.search(
         r"^html \{ font-size: ([\d.]+)px; \}$",
         pdf.PRINT.read_text(encoding="utf-8"),

@@ -1,9 +1,8 @@
 """Other people's packages: pinned and installed in the environment of `make`,
-skipped where missing, never where broken, and imported by no module of the
-library.
+skipped where missing, never where broken. (That no module of the library
+imports one: ruff.)
 """
 
-import ast
 import re
 import sys
 from configparser import ConfigParser
@@ -109,23 +108,3 @@ def test_torchvision_is_whole_or_declared():
         len(peers.DECLARED) == kept <= 1
         and peers.installed("torchvision.models") is models
     )
-
-
-def test_no_module_of_the_library_imports_a_peer():
-    "Not even inside a function: nothing that users install needs one."
-    found = []
-    for path in sorted((ROOT / "normalnorm").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = (
-                [a.name for a in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-            found += [
-                f"{path.relative_to(ROOT)}, line {node.lineno}: {name}"
-                for name in names
-                if name.split(".")[0] in {*PEERS, "numba"}
-            ]
-    assert not found, found

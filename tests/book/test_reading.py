@@ -2,18 +2,14 @@
 much code is left.
 """
 
-import json
 import re
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed"
-)
-from tools import folding, plain, reading  # noqa: E402
-from tools.chapters import ROOT, Chapter, chapters, renamed  # noqa: E402
-from tools.dialect import fold_of, translate_notebook  # noqa: E402
+from tests.book import toy
+from tools import folding, plain, reading
+from tools.chapters import ROOT, Chapter, chapters
+from tools.dialect import fold_of, translate_notebook
 
 # Chapters that show more than two lines of code for a line of prose, and why.
 MORE_CODE: dict[str, str] = {}
@@ -106,10 +102,6 @@ def test_lines_of_code():
 def test_what_is_seen_of_a_cell(cell, seen):
     made = {"cell_type": "code", "source": cell}
     assert reading.visible_code(made) == seen
-    gone = any(mark in cell for mark in ("hide", "default_exp", "fold: true"))
-    assert reading.visible_code(made, folds=False) == (
-        0 if gone else cell.count("x = 1")
-    )
 
 
 def test_words_and_pictures(tmp_path):
@@ -125,24 +117,7 @@ def test_words_and_pictures(tmp_path):
         ("markdown", "![A picture](a.png)"),
     ]
     (tmp_path / "nbs").mkdir()
-    (tmp_path / "nbs/010_a.ipynb").write_text(
-        json.dumps(
-            {
-                "nbformat": 4,
-                "nbformat_minor": 5,
-                "metadata": {},
-                "cells": [
-                    {
-                        "cell_type": kind,
-                        "source": text,
-                        "id": str(i),
-                        "metadata": {},
-                    }
-                    for i, (kind, text) in enumerate(cells)
-                ],
-            }
-        )
-    )
+    toy.write(tmp_path, "010_a", *cells)
     assert reading.row(Chapter("010_a", tmp_path)) == {
         "words": 7,
         "code": 3,
@@ -152,42 +127,6 @@ def test_words_and_pictures(tmp_path):
         "lines_before_picture": 6,
         "ratio": round(3 * 12 / 7, 2),
     }
-
-
-def test_the_table_shows_before_and_now():
-    """Under today's names, a new chapter without a before, and a last line that
-    sums up.
-    """
-    now = {
-        "a": {"words": 12, "code": 2, "lines_before_picture": 7},
-        "272_layers.folding": {"words": 12, "code": 1},
-    }
-    old = next(o for o, new in renamed().items() if new == "272_layers.folding")
-    was = {old: {"words": 12, "code": 3}}
-    head, new, folding, total = [
-        [text.strip() for text in line.split("  ") if text]
-        for line in reading.table(now, was).split("\n")
-    ]
-    assert new[:3] == ["a", "– → 12", "– → 2"]
-    assert folding[:3] == ["272_layers.folding", "12", "3 → 1"]
-    assert total[:4] == ["all 2", "12 → 24", "3", "3.0 → 1.5"]
-    assert reading.whole(now) == {
-        "words": 24,
-        "code": 3,
-        "ratio": 1.5,
-        "figures": 0,
-        "drag": 0,
-        "exercises": 0,
-        "lines_before_picture": 7,
-        "screens_before_picture": None,
-    }
-    assert "→" not in reading.table(now)
-
-
-def test_the_state_before_is_kept():
-    kept = json.loads((ROOT / "results/reading/before.json").read_text())
-    assert kept["commit"] == "0da0a23" and len(kept["chapters"]) > 60
-    assert set(kept["chapters"]["index"]) == set(reading.COLUMNS)
 
 
 # ---- what stands in its place -----------------------------------------------
@@ -299,27 +238,13 @@ def test_what_stands_for_a_piece_of_cpp(code, words):
 
 
 def test_a_hidden_cell_stays_hidden():
-    for hidden in ("hide", "include: false", "echo: false", "hide_input"):
+    for hidden in ("hide", "echo: false"):
         assert fold_of(f"#| {hidden}\n#| check\n{lines(30)}") is None
 
 
 def test_a_folded_cell_that_failed_is_shown():
-    notebook = {
-        "cells": [
-            {
-                "cell_type": "markdown",
-                "id": "a",
-                "source": "# A",
-                "metadata": {},
-            },
-            {
-                "cell_type": "code",
-                "id": "b",
-                "source": f"#| check\n{lines(30)}",
-                "metadata": {},
-            },
-        ]
-    }
+    pairs = ("markdown", "# A"), ("code", f"#| check\n{lines(30)}")
+    notebook = {"cells": toy.cells(*pairs)}
     made = translate_notebook(
         notebook, None, failed={"cell": 2, "of": 2, "error": "x"}
     )

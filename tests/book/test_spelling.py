@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("codespell_lib", reason="codespell is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED = (
     "nbs",

@@ -6,12 +6,8 @@ import unicodedata
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip(
-    "tools.chapters", reason="the book's tools are not installed"
-)
-from tools import typeset  # noqa: E402
-from tools.dialect import link_claims, typeset_output  # noqa: E402
+from tools import typeset
+from tools.dialect import link_claims, typeset_output
 
 
 def short(text):

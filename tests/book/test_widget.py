@@ -11,27 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
-pytestmark = pytest.mark.book
-plt = pytest.importorskip(
-    "matplotlib.pyplot", reason="matplotlib is not installed"
-)
-tools = pytest.importorskip(
-    "tools.run", reason="the book's tools are not installed"
-)
-from normalnorm import plots  # noqa: E402
-from normalnorm.analysis.gaussianity import qq_r2  # noqa: E402
-from normalnorm.experiments import data  # noqa: E402
-from normalnorm.theory.power_transform import (  # noqa: E402
+from normalnorm import plots
+from normalnorm.analysis.gaussianity import qq_r2
+from normalnorm.experiments import data
+from normalnorm.theory.power_transform import (
     yeo_johnson,
     yeo_johnson_nll,
 )
-from tools.browser import expression  # noqa: E402
-from tools.chapters import chapter  # noqa: E402
+from tools import run as tools
+from tools.browser import expression
+from tools.chapters import chapter
 
 CHROMIUM = (
     shutil.which("chromium")
@@ -43,11 +38,6 @@ browser = pytest.mark.skipif(
     reason="no Chromium found: what the interactive "
     "figures show is not checked",
 )
-LAMBDAS = (-1.0, -0.35, 0.0, 0.01, 0.58, 1.0, 1.5, 1.99, 2.0)
-BENT = [*({"": lmbda} for lmbda in LAMBDAS), "button[data-to=best]"]
-FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
-
-
 # the chapters that have a figure to drag
 DRAGGED = (
     "010_in_ten_minutes",
@@ -166,51 +156,13 @@ def numbers(text):
     ]
 
 
-def coordinates(d):
-    "The points of an SVG path in the units of its panel."
-    return [
-        tuple(map(float, pair.split()))
-        for pair in d.lstrip("M").replace("h0", "").replace("M", "L").split("L")
-    ]
-
-
-def sample():
-    "The sample of the chapter, from the data and not from the page."
-    images, labels = data.load("fashion", "train")
-    ink = images.double().mean((1, 2, 3))
-    x = ink[labels == data.info("fashion").classes.index("trouser")]
-    return ((x - x.mean()) / x.std(correction=0)).sort().values
-
-
-def compare(shown):
-    """What the page shows against torch and scipy, to the digits shown (half a
-    unit, and a tenth for the five digits that the page holds).
-    """
-    h = sample()
-    best = scipy.stats.yeojohnson_normmax(h.numpy())
-    assert len(shown) == len(LAMBDAS) + 1
-    for lmbda, values in zip((*LAMBDAS, best), shown):
-        assert abs(numbers(values["lmbda"])[0] - lmbda) <= 6e-4
-        x = yeo_johnson(h, lmbda)
-        for name, expected in (
-            ("nll", yeo_johnson_nll(h, lmbda).item()),
-            ("r2", qq_r2(x).item()),
-        ):
-            assert abs(numbers(values[name])[0] - expected) <= 6e-5, (
-                lmbda,
-                name,
-                values,
-                expected,
-            )
-        for name, i in (("low", 0), ("high", -1)):
-            assert abs(numbers(values[name])[0] - h[i]) <= 6e-3
-            expected = scipy.stats.yeojohnson(h.numpy(), lmbda)[i]
-            assert abs(numbers(values[name])[1] - expected) <= 6e-4, (
-                lmbda,
-                name,
-                values,
-                expected,
-            )
+def points(d, left, right, low, high):
+    "Those of an SVG path, as two rows, between the ends of its panel's axes."
+    pairs = d.lstrip("M").replace("h0", "").replace("M", "L").split("L")
+    x, y = np.array([pair.split() for pair in pairs], float).T
+    return np.stack(
+        [left + (right - left) * x / 258, high - (high - low) * y / 150]
+    )
 
 
 def test_chapters_figures_hold_no_address_and_no_random_id():
@@ -283,44 +235,6 @@ def test_data_cannot_close_the_script():
 
 
 @browser
-def test_page_shows_what_torch_and_scipy_compute(tmp_path):
-    shown = drag(fragment(), BENT, tmp_path)
-    compare(shown)
-    h = sample()
-    for lmbda, values in zip(LAMBDAS, shown):
-        z = scipy.stats.yeojohnson(h.numpy(), lmbda)
-        z = (z - z.mean()) / z.std()
-        outline = coordinates(values["paths"]["density"][0])
-        heights = [0.62 * (150 - y) / 150 for _, y in outline][1:-1:2]
-        np.testing.assert_allclose(
-            heights,
-            np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25,
-            atol=5e-4,
-        )
-        q, y = np.array(coordinates(values["paths"]["qq"][0])).T
-        np.testing.assert_allclose(6.2 - 10.7 * y / 150, z, atol=5e-3)
-        np.testing.assert_allclose(
-            6.4 * q / 258 - 3.2, scipy.stats.probplot(z)[0][0], atol=5e-3
-        )
-    for values in shown[:-1]:
-        assert values["nll"] in values["text"] and values["drawn"] > 5000
-
-
-@browser
-def test_wrong_formula_in_the_script_is_noticed(tmp_path):
-    wrong = [
-        (FORMULA, FORMULA.replace(right, other))
-        for right, other in (
-            ("s * (eta", "(eta"),
-            ("eta * ell", "lmbda * ell"),
-            ("? ell", "? 1"),
-            ("expm1", "exp"),
-        )
-    ]
-    check_figure(fragment(), compare, BENT, tmp_path, wrong)
-
-
-@browser
 def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
     answer = open_page(
         fragment() + fragment() + fragment("720_plots"), "copies", tmp_path
@@ -379,7 +293,7 @@ def figure(chapter, sliders, cases, wrong, number=0, button=None):
     """
 
     def register(accepts):
-        names = sliders.split()
+        names = sliders.split() or [""]
 
         def check(text, folder):
             known = re.search(r"const data = (\{.*?\});", text)
@@ -415,6 +329,63 @@ def close(page, width, **expected):
             page[name],
             value,
         )
+
+
+def sample():
+    "The sample of the chapter, from the data and not from the page."
+    images, labels = data.load("fashion", "train")
+    ink = images.double().mean((1, 2, 3))
+    x = ink[labels == data.info("fashion").classes.index("trouser")]
+    return ((x - x.mean()) / x.std(correction=0)).sort().values
+
+
+FORMULA = "s * (eta === 0 ? ell : Math.expm1(eta * ell) / eta)"
+
+
+@figure(
+    "210_theory.power_transform",
+    "",
+    [(v,) for v in (-1.0, -0.35, 0.0, 0.01, 0.58, 1.0, 1.5, 1.99, 2.0)],
+    [
+        (FORMULA, FORMULA.replace(right, other))
+        for right, other in (
+            ("s * (eta", "(eta"),
+            ("eta * ell", "lmbda * ell"),
+            ("? ell", "? 1"),
+            ("expm1", "exp"),
+        )
+    ],
+    button="button[data-to=best]",
+)
+def bent(page, lmbda):
+    """Likelihood, straightness, ends and panels, to the digits shown: half a
+    unit, and a tenth for the five digits that the page holds.
+    """
+    h = sample()
+    x = scipy.stats.yeojohnson(h.numpy(), lmbda)
+    z = scipy.stats.zscore(x)
+    close(page, 6e-4, lmbda=lmbda)
+    close(
+        page,
+        6e-5,
+        nll=yeo_johnson_nll(h, lmbda).item(),
+        r2=qq_r2(torch.tensor(x)).item(),
+    )
+    for name, i in (("low", 0), ("high", -1)):
+        before, after = numbers(page[name])
+        assert abs(before - h[i]) <= 6e-3 and abs(after - x[i]) <= 6e-4
+    best = scipy.stats.yeojohnson_normmax(h.numpy())
+    close(page["answer"], 6e-4, lmbda=best)
+    close(page["answer"], 6e-5, nll=yeo_johnson_nll(h, best).item())
+    np.testing.assert_allclose(
+        points(page["paths"]["density"][0], -4, 4, 0, 0.62)[1, 1:-1:2],
+        np.histogram(z, np.linspace(-4, 4, 33))[0] / len(z) / 0.25,
+        atol=5e-4,
+    )
+    drawn = points(page["paths"]["qq"][0], -3.2, 3.2, -4.5, 6.2)
+    line = scipy.stats.probplot(z)[0][0]
+    np.testing.assert_allclose(drawn, [line, z], atol=5e-3)
+    assert page["nll"] in page["text"] and page["drawn"] > 5000
 
 
 def quantiles(n):
@@ -520,9 +491,9 @@ def epsilon(page, size, amount):
     )
     close(page, 6e-3 + 1e-5 * abs(printed), printed=printed)
     for d, name in zip(page["paths"]["trap"][-2:], ("printed", "ours")):
-        ((left, top),) = coordinates(d)
-        assert abs(4.5 * left / 258 - 4 - size) < 2e-3
-        assert abs(10 - 18 * top / 150 - numbers(page[name])[0]) < 0.02
+        ((at,), (value,)) = points(d, -4, 0.5, -8, 10)
+        assert abs(at - size) < 2e-3
+        assert abs(value - numbers(page[name])[0]) < 0.02
 
 
 @figure(
@@ -567,15 +538,15 @@ def proxy(page, shift, stretch):
         left=z.mean(),
         spread=z.var(),
     )
-    points = np.array(coordinates(page["paths"]["before"][-1])).T
+    x, y = points(page["paths"]["before"][-1], -4, 4, 0, 0.85)
     np.testing.assert_allclose(
-        0.85 * (1 - points[1] / 150),
-        scipy.stats.norm.pdf(8 * points[0] / 258 - 4, shift, 1 + stretch),
+        y,
+        scipy.stats.norm.pdf(x, shift, 1 + stretch),
         atol=4e-3 / (1 + stretch) ** 2,
     )
     # the share of zeros, where the proxy's curve leaves 0
-    left, top = np.array(coordinates(page["paths"]["after"][1])).T
-    at_zero = 1.05 * (1 - top[np.isclose(left, 36.9, atol=0.06)] / 150)
+    left, height = points(page["paths"]["after"][1], 0, 258, 0, 1.05)
+    at_zero = height[np.isclose(left, 36.9, atol=0.06)]
     share = scipy.stats.norm.cdf(
         -held["bias"] / held["weight"], shift, 1 + stretch
     )
@@ -618,15 +589,11 @@ def rule_of_quantiles(page, m, s, n):
     close(page, 6e-3, off=off[0])
     close(page, 6e-4, last=nodes[-1])
     assert page["n"] == str(n)
-    left = np.array(coordinates(page["paths"]["nodes"][-1]))[:, 0]
-    np.testing.assert_allclose(12 * left / 258 - 6, m + s * nodes, atol=3e-3)
-    _, curve, dot = (np.array(coordinates(d)).T for d in page["paths"]["error"])
-    np.testing.assert_allclose(10 - 50 * curve[1] / 150, off[1:], atol=0.02)
-    np.testing.assert_allclose(
-        [0.3 + 2.7 * dot[0, 0] / 258, 10 - 50 * dot[1, 0] / 150],
-        [np.log10(n), off[0]],
-        atol=0.02,
-    )
+    drawn = points(page["paths"]["nodes"][-1], -6, 6, 0, 1)[0]
+    np.testing.assert_allclose(drawn, m + s * nodes, atol=3e-3)
+    _, curve, dot = (points(d, 0.3, 3, -40, 10) for d in page["paths"]["error"])
+    np.testing.assert_allclose(curve[1], off[1:], atol=0.02)
+    np.testing.assert_allclose(dot[:, 0], [np.log10(n), off[0]], atol=0.02)
 
 
 @browser
@@ -665,12 +632,10 @@ def noise(page, size):
         expected = expected_attenuation(10**size, 10, kind, 0.5)
         for side, values in enumerate(expected):
             lines = page["paths"][("whole", "apart")[side]]
-            left, top = np.array(coordinates(lines[2 * i])).T
             np.testing.assert_allclose(
-                10 * left / 258 + 0.5, range(1, 11), atol=5e-3
-            )
-            np.testing.assert_allclose(
-                2.2 - 3.8 * top / 150, np.log10(values) - 2 * size, atol=5e-3
+                points(lines[2 * i], 0.5, 10.5, -1.6, 2.2),
+                [range(1, 11), np.log10(values) - 2 * size],
+                atol=5e-3,
             )
             factor = numbers(page[f"k{i}"])[side]
             assert abs(factor - values[-1] / 100**size) < 6e-3
@@ -702,12 +667,11 @@ def attack(page, eps, turn):
     random = 100 * right.double().mean().item()
     close(page, 0.06, clean=found[0.0], worst=found[eps], random=random)
     close(page, 6e-4, nearer=eps * w.abs().sum().item())
-    ends = np.array(
-        [coordinates(d)[0] for d in page["paths"]["plane"][1:-2:2]]
-    ).T
-    moved = fgsm(model, x, y, eps).T
-    np.testing.assert_allclose(5.16 * ends[0] / 258 - 2.58, moved[0], atol=3e-3)
-    np.testing.assert_allclose(1.5 - 3 * ends[1] / 150, moved[1], atol=3e-3)
+    ends = [
+        points(d, -2.58, 2.58, -1.5, 1.5)[:, 0]
+        for d in page["paths"]["plane"][1:-2:2]
+    ]
+    np.testing.assert_allclose(ends, fgsm(model, x, y, eps), atol=3e-3)
 
 
 def shaped(shape):
@@ -756,9 +720,8 @@ def game(page, signal, noise):
     assert numbers(page["answer"]["payoff"])[0] == gets
     v = np.linspace(-4, 4, 161)
     for law, d in zip((signal, noise), page["paths"]["laws"]):
-        top = np.array(coordinates(d))[:, 1]
         np.testing.assert_allclose(
-            1.1 * (150 - top) / 150, shaped(law).pdf(v), atol=2e-3
+            points(d, -4, 4, 0, 1.1)[1], shaped(law).pdf(v), atol=2e-3
         )
 
 
@@ -787,8 +750,8 @@ def straightness(page, lean, tails):
         skewness=scipy.stats.skew(x),
         kurtosis=scipy.stats.kurtosis(x),
     )
-    (_, low), (_, high) = coordinates(page["paths"]["qq"][-1])
-    assert abs((low - high) * 11 / 150 - 6.4 * slope) < 0.02
+    _, (low, high) = points(page["paths"]["qq"][-1], 0, 1, 0, 11)
+    assert abs(high - low - 6.4 * slope) < 0.02
 
 
 @figure(
@@ -826,11 +789,8 @@ def whitening(page, rho, first, second):
     for panel, cloud in zip(
         ("given", "batch", "whitened"), (x, normed, matrix @ x)
     ):
-        left, top = np.array(coordinates(page["paths"][panel][0])).T
-        np.testing.assert_allclose(
-            13.76 * left / 258 - 6.88, cloud[0], atol=4e-3
-        )
-        np.testing.assert_allclose(4 - 8 * top / 150, cloud[1], atol=4e-3)
+        drawn = points(page["paths"][panel][0], -6.88, 6.88, -4, 4)
+        np.testing.assert_allclose(drawn, cloud, atol=4e-3)
 
 
 @figure(
@@ -874,12 +834,8 @@ def geometry(page, turn, sigma, mu, eps, way):
     cosine = u @ y / u.norm() / y.norm()
     close(page, 6e-4, length=y.norm(), sum=y.sum(), cosine=cosine)
     for d, point in zip(page["dots"]["plane"], (u, y), strict=True):
-        ((left, top),) = coordinates(d)
-        np.testing.assert_allclose(
-            [10.32 * left / 258 - 5.16, 3 - 6 * top / 150],
-            face @ point.numpy(),
-            atol=6e-3,
-        )
+        (drawn,) = points(d, -5.16, 5.16, -3, 3).T
+        np.testing.assert_allclose(drawn, face @ point.numpy(), atol=6e-3)
 
 
 @figure(
@@ -916,8 +872,8 @@ def correlation(page, phi, gamma, beta, start, depth):
         for _ in range(depth):
             c = mapped(c)
         assert abs(float(page[norm]) - c) < 3e-3, (norm, page[norm], c)
-        x, y = coordinates(curve)[30]  # the middle one of 61
-        assert abs(1 - y / 150 - mapped(x / 258)) < 2e-3
+        x, y = points(curve, 0, 1, 0, 1)[:, 30]  # the middle one of 61
+        assert abs(y - mapped(x)) < 2e-3
 
 
 @figure(
@@ -992,17 +948,14 @@ def growth(page, *logs):
         ("turn", -4.5, 2.0, found[1], turn),
     ):
         line, path = page["paths"][panel]
-        points = np.array(coordinates(path))
-        at = points[:, 0] / 258 * 5 <= 2
+        x, y = points(path, 0, 5, low, high)
+        at = x <= 2
         assert at.sum() > 30
         np.testing.assert_allclose(
-            high - (high - low) * points[at, 1] / 150,
-            np.interp(points[at, 0] / 258 * 5, steps, path_of),
-            atol=0.01,
+            y[at], np.interp(x[at], steps, path_of), atol=0.01
         )
-        (_, height), _ = coordinates(line)
-        drawn = high - (high - low) * height / 150
-        assert abs(drawn - np.log10(limit)) < 0.01
+        height = points(line, 0, 5, low, high)[1, 0]
+        assert abs(height - np.log10(limit)) < 0.01
 
 
 @browser
@@ -1044,8 +997,7 @@ def tails(page, nu, delta):
     straight = lambda x: qq_r2(torch.tensor(x)).item()
     close(page, 6e-3, before=kurtosis(z), after=kurtosis(bent(z)))
     close(page, 6e-5, crooked=straight(z), straight=straight(bent(z)))
-    left, top = np.array(coordinates(page["paths"]["bend"][-1])).T
-    x, y = 10 * left / 258 - 5, 5 - 10 * top / 150
+    x, y = points(page["paths"]["bend"][-1], -5, 5, -5, 5)
     np.testing.assert_allclose(y, bent(x), atol=1.5e-2)
     close(page["answer"], 0.02, after=3)
 
@@ -1085,9 +1037,8 @@ def seeds(page, n, ratio):
     assert int(page["hold"]) == ((low <= ratio) & (ratio <= high)).sum()
     power = detection_power(n, ratio)
     assert abs(float(page["power"]) / 100 - power) <= 1.1e-3
-    ((left, top),) = coordinates(page["dots"]["power"][0])
-    assert abs(3 * left / 258 - ratio) < 2e-3
-    assert abs(1.02 * (1 - top / 150) - power) < 2e-3
+    (drawn,) = points(page["dots"]["power"][0], 0, 3, 0, 1.02).T
+    np.testing.assert_allclose(drawn, [ratio, power], rtol=0, atol=2e-3)
 
 
 @browser

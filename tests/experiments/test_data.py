@@ -8,13 +8,10 @@ import gzip
 import hashlib
 import importlib.util
 import io
-import itertools
 import json
 import math
 import struct
 import sys
-import time
-import timeit
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +31,9 @@ from normalnorm.experiments import (
     streams,
     text,
 )
-from tests.experiments.known import ROOT, python
+from tests.experiments.known import python
 from tests.peers import FOLLOWS, installed
+from tools import make_fashion_subset, make_stdlib_text
 
 FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
 pytestmark = pytest.mark.usefixtures("no_hub")
@@ -68,14 +66,6 @@ def test_shipped_files_are_the_recorded_ones(name):
         == data.data_hash(name)
     )
     assert len(content) <= 4_000_000
-    for split, size in about.sizes.items():
-        images, labels = data.load(name, split)
-        assert (
-            images.shape == (size, *about.shape)
-            and images.dtype == torch.float32
-            and labels.dtype == torch.int64
-        )
-        assert labels.min() == 0 and labels.max() == len(about.classes) - 1
 
 
 @pytest.mark.parametrize(
@@ -157,20 +147,16 @@ def test_damaged_files_are_refused(
 
 @pytest.mark.parametrize("name", data.dataset_names())
 def test_splits_do_not_change_with_first(name):
-    whole, part = data.load(name, "train"), data.load(name, "train", first=10)
-    assert torch.equal(whole[0][:10], part[0]) and torch.equal(
-        whole[1][:10], part[1]
-    )
+    x, y = data.dataset(name, "train")[torch.arange(10)]
+    part = data.load(name, "train", first=10)
+    assert torch.equal(x, part[0]) and torch.equal(y, part[1])
     part[0].zero_()
     # callers cannot spoil each other's images
     assert data.load(name, "train", first=10)[0].abs().sum() > 0
     split = data.dataset(name, "train", first=10)
     inputs, targets = split[torch.tensor([7, 2])]
-    assert (
-        len(split) == 10
-        and torch.equal(inputs, whole[0][[7, 2]])
-        and torch.equal(targets, whole[1][[7, 2]])
-    )
+    assert len(split) == 10
+    assert torch.equal(inputs, x[[7, 2]]) and torch.equal(targets, y[[7, 2]])
     for wrong in (0, -1, 10**7):
         with pytest.raises(ValueError, match="examples"):
             data.dataset(name, "train", first=wrong)
@@ -188,14 +174,16 @@ def test_splits_do_not_change_with_first(name):
     ],
 )
 def test_a_draw_is_decided_by_its_seed(name, first):
-    x, y = data.load(name, "train")
+    whole = data.dataset(name, "train")  # of which images may be made
     part, labels = data.load(name, "train", first, draw=3)
-    positions = data.drawn(data.dataset(name, "train"), first, 3)
+    positions = data.drawn(whole, first, 3)
     assert len(set(positions.tolist())) == first == len(part)
-    assert torch.equal(part, x[positions]) and torch.equal(labels, y[positions])
+    x, y = whole[positions]
+    assert torch.equal(part, x) and torch.equal(labels, y)
+    x, y = whole[torch.arange(first)]
     # classes as often as among the first; a text has none
     if name != "stdlib":
-        assert torch.equal(labels.bincount(), y[:first].bincount())
+        assert torch.equal(labels.bincount(), y.bincount())
     same, other = (
         data.load(name, "train", first, draw=seed)[0] for seed in (3, 4)
     )
@@ -216,8 +204,9 @@ def test_a_draw_is_decided_by_its_seed(name, first):
     assert torch.equal(split[torch.tensor([5, 2])][0], part[[5, 2]])
     assert torch.equal(split.to("cpu")[torch.tensor([-1])][1], labels[-1:])
     # the first images are what they were, and of all there is one draw
-    assert torch.equal(data.load(name, "train", first)[0], x[:first])
-    assert torch.equal(data.load(name, "train", draw=9)[0], x)
+    assert torch.equal(data.load(name, "train", first)[0], x)
+    if name != "glyphs":  # seconds
+        assert torch.equal(data.load(name, "train", draw=9)[0][:first], x)
 
 
 def test_draws_are_the_same_on_every_machine():
@@ -332,17 +321,12 @@ def test_a_split_needs_as_many_inputs_as_targets():
         ),
         # what converts and deploys a model needs no engine, no symbolic
         # algebra and no compiler
-        *(
-            pytest.param(
-                f"layers.{module}", "", "sympy torch._dynamo", marks=FOLLOWS
-            )
-            for module in (
-                "conversion",
-                "running_averages",
-                "folding",
-                "weight_decay",
-                "factory",
-            )
+        pytest.param(
+            "layers.conversion layers.running_averages layers.folding "
+            "layers.weight_decay layers.factory",
+            "",
+            "sympy torch._dynamo",
+            marks=FOLLOWS,
         ),
     ],
 )
@@ -360,15 +344,6 @@ def test_import_loads_nothing_slow_or_optional(modules, use, absent):
 # ---- the scripts that make the files ----
 
 
-def _script(name="make_fashion_subset"):
-    spec = importlib.util.spec_from_file_location(
-        name, ROOT / "tools" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.book
 @pytest.mark.skipif(
     not FASHION_SOURCE.exists(),
@@ -376,17 +351,17 @@ def _script(name="make_fashion_subset"):
     "dataset-fashion-mnist",
 )
 def test_script_makes_the_fashion_file_byte_for_byte():
-    assert hashlib.sha256(_script().fashion()).hexdigest() == data.data_hash(
-        "fashion"
-    )
+    assert hashlib.sha256(
+        make_fashion_subset.fashion()
+    ).hexdigest() == data.data_hash("fashion")
 
 
 @pytest.mark.book
 def test_script_makes_the_digits_file_byte_for_byte():
     installed("sklearn")
-    assert hashlib.sha256(_script().digits()).hexdigest() == data.data_hash(
-        "digits"
-    )
+    assert hashlib.sha256(
+        make_fashion_subset.digits()
+    ).hexdigest() == data.data_hash("digits")
 
 
 @pytest.mark.book
@@ -395,8 +370,7 @@ def test_script_makes_the_digits_file_byte_for_byte():
     reason="the text is made of the sources of Python 3.11.7",
 )
 def test_script_makes_the_text_byte_for_byte(tmp_path):
-    script = _script("make_stdlib_text")
-    assert script.main(["--out", str(tmp_path)]) == 0
+    assert make_stdlib_text.main(["--out", str(tmp_path)]) == 0
     assert hashlib.sha256(
         (tmp_path / "stdlib.npz").read_bytes()
     ).hexdigest() == data.data_hash("stdlib")
@@ -404,7 +378,6 @@ def test_script_makes_the_text_byte_for_byte(tmp_path):
 
 @pytest.mark.book
 def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
-    script = _script("make_stdlib_text")
     good = b"x = 1\n" * 1000
     for name, content in {
         "a.py": good,
@@ -417,23 +390,19 @@ def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert [path.name for path in script.chosen(tmp_path)] == ["a.py"]
+    assert [path.name for path in make_stdlib_text.chosen(tmp_path)] == ["a.py"]
     with pytest.raises(
         SystemExit, match="is it the folder Lib of CPython 3.11.7"
     ):
-        script.text(tmp_path)
+        make_stdlib_text.text(tmp_path)
 
 
 @pytest.mark.book
 def test_script_says_what_is_missing(tmp_path):
-    script = _script()
     with pytest.raises(
         SystemExit, match="apt-get install dataset-fashion-mnist"
     ):
-        script.fashion(tmp_path)
-    (tmp_path / "wrong.gz").write_bytes(gzip.compress(b"\0\0\x0d\1\0\0\0\1\0"))
-    with pytest.raises(SystemExit, match="not an IDX file"):
-        script.read_idx(tmp_path / "wrong.gz")
+        make_fashion_subset.fashion(tmp_path)
 
 
 # ---- MNIST-1D ----
@@ -541,22 +510,11 @@ def test_other_numbers_than_the_published_are_noticed(
 # ---- text ----
 
 
-def test_text_windows_cover_the_text():
-    for length in (1, 7, 128, 49_999):
-        windows = data.dataset("stdlib", "test", length=length)
-        inputs, targets = windows[torch.arange(len(windows))]
-        assert (
-            inputs.shape == targets.shape == (49_999 // length, length)
-            and inputs.dtype == targets.dtype == torch.int64
-        )
-        assert torch.equal(
-            torch.cat([inputs.flatten()[:1], targets.flatten()]),
-            text.tokens("test")[: inputs.numel() + 1].long(),
-        )
-    assert torch.equal(
-        windows[torch.tensor([-1])][0],
-        windows[torch.tensor([len(windows) - 1])][0],
-    )
+def test_ends_of_the_text():
+    "That windows cover it: the chapter."
+    windows = data.dataset("stdlib", "test", length=49_999)
+    last = torch.tensor([len(windows) - 1])
+    assert torch.equal(windows[torch.tensor([-1])][0], windows[last][0])
     with pytest.raises(IndexError):
         windows[torch.tensor([len(windows)])]
     for length in (0, 50_000):
@@ -586,35 +544,18 @@ def _idx(array):
     )
 
 
-@pytest.mark.parametrize(
-    "spoil, message",
-    [
-        (lambda c: c[:-1], "but has"),
-        (lambda c: c + b"x", "but has"),
-        (lambda c: b"\0\0\x0c" + c[3:], "not an IDX file"),
-        (lambda c: b"", "starts with nothing"),
-        (lambda c: c[:6], "within its header"),
-        (lambda c: b"<html>", "not an IDX file"),
-    ],
-)
-def test_idx_files_that_lie_are_refused(spoil, message, tmp_path):
-    array = np.arange(30, dtype=np.uint8).reshape(5, 3, 2)
-    for name, pack in (("plain", lambda c: c), ("packed.gz", gzip.compress)):
-        (tmp_path / name).write_bytes(pack(_idx(array)))
-        np.testing.assert_array_equal(
-            idx.read_idx(tmp_path / name, (5, None, 2)), array
-        )
-        (tmp_path / name).write_bytes(pack(spoil(_idx(array))))
-        with pytest.raises(data.DataError, match=message):
-            idx.read_idx(tmp_path / name)
-
-
-PACKED = gzip.compress(_idx(np.zeros((2, 3), np.uint8)))
+WHOLE = _idx(np.zeros((2, 3), np.uint8))
+PACKED = gzip.compress(WHOLE)
 
 
 @pytest.mark.parametrize(
     "content, options, words",
     [
+        *((WHOLE[:-1] + end, {}, "but has") for end in (b"", b"xx")),
+        (b"\0\0\x0c" + WHOLE[3:], {}, "not an IDX file"),
+        (b"<html>", {}, "not an IDX file"),
+        (b"", {}, "starts with nothing"),
+        (WHOLE[:6], {}, "within its header"),
         (None, {"cure": "buy a new one"}, "does not exist: buy a new one"),
         *(
             (PACKED, {"shape": shape}, "2 × 3, expected")
@@ -630,11 +571,14 @@ PACKED = gzip.compress(_idx(np.zeros((2, 3), np.uint8)))
         ),
     ],
 )
-def test_idx_shape_missing_and_cut_archives(content, options, words, tmp_path):
-    if content:
-        (tmp_path / "a.gz").write_bytes(content)
+def test_idx_files_that_lie_are_refused(content, options, words, tmp_path):
+    "That whole ones are read: the chapter."
+    packed = content is None or content[:2] == PACKED[:2]
+    file = tmp_path / ("a.gz" if packed else "a")
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(data.DataError, match=words):
-        idx.read_idx(tmp_path / "a.gz", **options)
+        idx.read_idx(file, **options)
 
 
 def test_missing_fashion_mnist_says_what_to_install(tmp_path, monkeypatch):
@@ -678,7 +622,6 @@ needs_datasets = pytest.mark.skipif(
     datasets is None or importlib.util.find_spec("PIL") is None,
     reason='pip install ".[experiments]"',
 )
-IMAGE_SETS = [name for name, entry in hub.ENTRIES.items() if entry.mean]
 
 
 def encoded(pixels, form="PNG", mode=None):
@@ -918,19 +861,6 @@ def test_grey_transparent_and_four_colour_images_become_rgb():
             ).shape == (3, size, size)
 
 
-@pytest.mark.parametrize("name", hub.ENTRIES)
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 57, 100])
-def test_every_kth_is_held_out_and_parts_are_disjoint(name, count):
-    parts = [
-        hub.positions(hub.ENTRIES[name], split, count) for split in data.SPLITS
-    ]
-    together = [(source, int(i)) for source, rows in parts for i in rows]
-    assert len(set(together)) == len(together)
-    assert all((np.diff(rows) > 0).all() for _, rows in parts)
-    training = {i for source, i in together if source == "train"}
-    assert training == set(range(count))
-
-
 def test_the_caltech_images_that_are_held_out_are_always_these():
     "What was published with this book must not move."
     _, test = hub.positions(hub.ENTRIES["caltech101"], "test", 8677)
@@ -1075,23 +1005,6 @@ def test_labels_in_a_stream_are_checked(tmp_path):
         list(stream)
 
 
-def test_ahead_keeps_the_order_and_few_in_hand():
-    produced, taken = [], []
-
-    def source():
-        for i in itertools.count():
-            produced.append(i)
-            yield i
-
-    for i in streams.ahead(source(), 2):
-        taken.append(i)
-        if i == 5:
-            break
-    assert taken == list(range(6))
-    time.sleep(0.05)
-    assert len(produced) < 12
-
-
 def test_batches_of_any_split():
     x, y = torch.arange(20.0).view(10, 2), torch.arange(10)
 
@@ -1109,21 +1022,6 @@ def test_batches_of_any_split():
                 torch.cat([a for a, _ in found]), x[torch.cat(order)]
             )
         )
-
-
-def test_data_is_not_the_bottleneck_at_book_scale():
-    """A batch of the shipped images takes less than a tenth of a forward and
-    backward pass of the book's smallest network.
-    """
-    split, index = data.dataset("fashion", "train"), torch.randperm(4000)[:128]
-    net, (x, y) = models.SmallResNet(width=16), split[index]
-
-    def step():
-        torch.nn.functional.cross_entropy(net(x), y).backward()
-
-    steps = timeit.repeat(step, number=1, repeat=5)
-    batches = timeit.repeat(lambda: split[index], number=1, repeat=20)
-    assert min(batches) < min(steps) / 10
 
 
 # ---- augmentation ----
@@ -1172,38 +1070,52 @@ def _change(*spec, about=None):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_augmentation_is_decided_by_the_seed(spec):
-    change = _change(*json.loads(json.dumps(spec)), about=COLOUR)
-    x, y = _batch()
+def test_augmentation_keeps_to_black_white_and_the_callers_batch(spec):
+    "That the seed decides it: the chapter."
+    change, (x, y) = _change(*spec, about=COLOUR), _batch()
     kept = x.clone()
-    torch.manual_seed(1)
-    one = change(x, y)
-    torch.manual_seed(1)
-    two = change(x, y)
-    torch.manual_seed(2)
-    three = change(x, y)
-    assert torch.equal(x, kept)  # the caller's batch is not touched
-    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
-    assert torch.equal(one[0], three[0]) == (
-        spec[0] in ("resize 6", "centrecrop 5")
-    )
-    assert (
-        one[0].dtype == x.dtype
-        and one[0].isfinite().all()
-        and not one[0].requires_grad
-    )
-    black, white = (
-        (torch.tensor(v) - torch.tensor(COLOUR.mean)) / torch.tensor(COLOUR.std)
-        for v in (0.0, 1.0)
-    )
-    assert (one[0] >= black[:, None, None] - 1e-4).all() and (
-        one[0] <= white[:, None, None] + 1e-4
-    ).all()
-    mixed = "mix" in str(spec)
-    assert one[1].shape == ((8, 7) if mixed else (8,)) and (
-        not mixed or one[1].sum(1).sub(1).abs().max() < 1e-6
-    )
-    assert not list(change.parameters()) and not change.state_dict()
+    found, labels = change(x, y)
+    assert torch.equal(x, kept) and found.dtype == x.dtype
+    mean, std = torch.tensor([COLOUR.mean, COLOUR.std])[..., None, None]
+    pixels = found * std + mean
+    assert -1e-4 <= pixels.min() and pixels.max() <= 1 + 1e-4
+    assert labels.shape == ((8, 7) if "mix" in str(spec) else (8,))
+
+
+@pytest.mark.parametrize(
+    "name, magnitude, expected",
+    [
+        ("brightness", -1.0, lambda v: 0.1 * v),
+        ("bits", -1.0, lambda v: (v * 255 // 16) * 16 / 255),
+        ("solarize", -0.3, lambda v: torch.where(v < 0.7, v, 1 - v)),
+        ("stretch", 0.5, lambda v: (v - v.min()) / (v.max() - v.min())),
+        # by 0.45 of 40 and of 20 pixels; by 0.3 of the other coordinate
+        ("move x", 1.0, (10, 28)),
+        ("move y", 1.0, (19, 10)),
+        ("shear x", 1.0, (10, 13)),
+        ("shear y", 1.0, (13, 10)),
+    ],
+)
+def test_operations_of_full_magnitudes_and_with_a_sign(
+    name, magnitude, expected
+):
+    "By hand; with a third of it against Pillow's: the chapter."
+    pytest.importorskip("kornia")
+    v = torch.zeros(2, 3, 20, 40)
+    v[:, :, 10, 10] = 1
+    if callable(expected):
+        v[0] = torch.randint(20, 236, v[0, 0].shape) / 255
+        v[1] = 0.6  # an even channel is not stretched
+    found = aug.OPERATIONS[name](v, torch.full((2,), magnitude))
+    if callable(expected):
+        for image, changed in zip(v, found):
+            even = name == "stretch" and image.min() == image.max()
+            wanted = image if even else expected(image)
+            torch.testing.assert_close(changed, wanted, atol=1e-4, rtol=0)
+    else:
+        row, column = expected
+        torch.testing.assert_close(found[:, :, row, column], torch.ones(2, 3))
+        assert found.sum() < 6.001
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -1305,75 +1217,10 @@ def test_linear_maps_in_a_row_are_one():
         torch.testing.assert_close(centre, point, atol=0.35, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "name, row, column",
-    [
-        ("move x", 10, 28),
-        ("move y", 19, 10),
-        ("shear x", 10, 13),
-        ("shear y", 13, 10),
-    ],
-)
-def test_where_the_full_magnitude_moves_a_pixel(name, row, column):
-    "By 0.45 of 40 and of 20 pixels; by 0.3 of the other coordinate, 10."
-    pytest.importorskip("kornia")
-    v = torch.zeros(1, 3, 20, 40)
-    v[:, :, 10, 10] = 1
-    moved = aug.OPERATIONS[name](v, torch.ones(1))
-    torch.testing.assert_close(moved[0, :, row, column], torch.ones(3))
-    assert moved.sum() < 3.001
-
-
-@pytest.mark.parametrize("magnitude", [0.3, -0.3, 1.0, -1.0])
-def test_operations_against_pillow(magnitude):
-    """RandAugment was published with Pillow's operations: on bytes, so equal up
-    to the rounding, and solarization at one threshold.
-    """
-    pytest.importorskip("kornia")
-    pytest.importorskip("PIL")
-    from PIL import Image, ImageEnhance, ImageOps
-
-    random = np.random.default_rng(0)
-    pixels = np.clip(
-        random.normal(110, 35, (24, 30, 3))
-        + np.linspace(-40, 40, 30)[None, :, None],
-        20,
-        235,
-    ).astype(np.uint8)
-    picture, v = (
-        Image.fromarray(pixels),
-        torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255,
-    )
-    factor = 1 + 0.9 * magnitude
-    theirs = {
-        "brightness": ImageEnhance.Brightness(picture).enhance(factor),
-        "saturation": ImageEnhance.Color(picture).enhance(factor),
-        "contrast": ImageEnhance.Contrast(picture).enhance(factor),
-        "sharpness": ImageEnhance.Sharpness(picture).enhance(factor),
-        "bits": ImageOps.posterize(picture, 8 - round(4 * abs(magnitude))),
-        "solarize": ImageOps.solarize(
-            picture, math.ceil(255 * (1 - abs(magnitude)))
-        ),
-        "stretch": ImageOps.autocontrast(picture),
-        "equalize": ImageOps.equalize(picture),
-    }
-    for name, reference in theirs.items():
-        ours = (
-            aug.OPERATIONS[name](v, torch.tensor([magnitude]))[0]
-            .permute(1, 2, 0)
-            .numpy()
-            * 255
-        )
-        assert np.abs(ours - np.asarray(reference)).max() < 1.5, name
-
-
-def test_an_even_channel_is_not_stretched():
-    pytest.importorskip("kornia")
-    v = torch.rand(2, 3, 4, 5)
-    v[0, 1] = 0.7
-    stretched = aug.OPERATIONS["stretch"](v, torch.ones(2))
-    assert torch.equal(stretched[0, 1], v[0, 1])
-    assert abs(stretched[1, 2].max() - 1) < 1e-4 and stretched[1, 2].min() == 0
+def test_a_probability_of_mirroring_is_taken():
+    x, _ = _batch()
+    assert torch.equal(_change("flip 1")(x, None)[0], x.flip(3))
+    assert torch.equal(_change("flip 0")(x, None)[0], x)
 
 
 def test_labels_that_are_probabilities_already_are_mixed_again():
@@ -1385,20 +1232,6 @@ def test_labels_that_are_probabilities_already_are_mixed_again():
         torch.testing.assert_close(mixed.sum(1), torch.ones(8))
 
 
-@pytest.mark.parametrize("entry, least", [("", 0.08), (" 0.5", 0.5)])
-def test_the_share_of_a_resized_crop(entry, least):
-    "From the slopes of images whose value is the column, and the row."
-    ramp = torch.arange(64.0).expand(64, 64)
-    x, _ = _change("resizedcrop 8" + entry)(
-        torch.stack([ramp, ramp.T]).expand(300, 2, 64, 64), None
-    )
-    width = (x[:, 0, 4, 6] - x[:, 0, 4, 1]) * 8 / 5
-    height = (x[:, 1, 6, 4] - x[:, 1, 1, 4]) * 8 / 5
-    share = width * height / 64**2
-    assert least - 0.02 < share.min() < least + 0.1 and share.max() > 0.9
-    assert 0.7 < (width / height).min() < (width / height).max() < 1.4
-
-
 @pytest.mark.parametrize("entry", ["jitter 0.4 0.2", "randaugment 3 20"])
 def test_a_grey_image_is_changed_as_one_in_colour(entry):
     grey, found = torch.rand(8, 1, 9, 11), []
@@ -1407,12 +1240,6 @@ def test_a_grey_image_is_changed_as_one_in_colour(entry):
         found.append(_change(entry)(x, None)[0])
     assert found[0].shape == (8, 1, 9, 11) and not torch.equal(found[0], grey)
     torch.testing.assert_close(found[0], found[1][:, :1])
-
-
-def test_a_probability_of_mirroring_is_taken():
-    x, _ = _batch()
-    assert torch.equal(_change("flip 1")(x, None)[0], x.flip(3))
-    assert torch.equal(_change("flip 0")(x, None)[0], x)
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 9.0, 15.0, 30.0])
@@ -1450,19 +1277,6 @@ def test_text_comes_in_windows_of_the_length_that_the_small_models_read(
     shapes = [tuple(part.shape) for pair in stream for part in pair]
     assert len(shapes) > 2
     assert set(shapes) == {(1, length)} == {(1, 128)}
-
-
-def test_nothing_of_torchvision_is_used():
-    pytest.importorskip("kornia")
-    code = (
-        "import sys; sys.modules['torchvision'] = None; import torch; from "
-        "normalnorm.experiments import augmentation as a, data, hub\n"
-        "about = data.info('fashion'); x, y = data.load('fashion', "
-        "'train', first=4)\nspec = ['crop 2', 'flip', 'jitter 0.2', "
-        "'rotate 3', 'mixup 1', 'randaugment 2 9']\n"
-        "print(a.augmentation(spec, about)(x, y)[0].shape)"
-    )
-    assert "[4, 1, 28, 28]" in python("-c", code).stdout
 
 
 # ---- what is published about the sets ---------------------------------------

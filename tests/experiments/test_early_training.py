@@ -17,23 +17,6 @@ ROWS = Path(__file__).resolve().parents[2] / "results"
 BOOK = module.early_training.arms("book")
 
 
-def test_the_rows_have_the_best_rate_and_their_moments():
-    seconds = 0.0
-    for seeds in by_arm("early-training", out=ROWS).values():
-        for row in seeds:
-            seconds += row["wall_seconds"]
-            best = min(
-                (loss, float(rate))
-                for rate, loss in row["trials"].items()
-                if loss is not None
-            )
-            assert row["metrics"]["rate"] == best[1]
-            steps = [moment["step"] for moment in row["moments"]]
-            assert steps == row["config"]["moments"][: len(steps)]
-            assert row["metrics"]["steps"] == steps[-1]
-    assert seconds < 1200
-
-
 def test_a_short_run_begins_as_the_rows_do():
     arm = "dense, layer norm"
     short = {"moments": [0, 1, 3], "trial": 4, "rates": [0.01]}

@@ -34,13 +34,6 @@ def test_root_mean_square_of_a_whole_image():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_the_first_seeds_without_decay_are_multiplied():
-    for arm, rows in by_arm("weight-growth", out=ROOT / "results").items():
-        assert [row["seed"] for row in rows if "scaled" in row] == (
-            [0, 1] if arm.endswith("nothing") else []
-        )
-
-
 @pytest.mark.parametrize("norm", growth.NORMS)
 def test_attacks_are_those_of_torchattacks(norm):
     (row,) = by_arm("torchattacks", out=ROOT / "results")[norm]

@@ -68,35 +68,6 @@ def test_the_linear_model_is_least_squares_with_the_best_penalty(noise, scale):
     )
 
 
-def test_each_seed_draws_its_images(monkeypatch):
-    "Those for training, and nothing draws the others."
-    loaded = []
-
-    load = data.load
-
-    def look(name, split, first=None, draw=None):
-        loaded.append((name, split, first, draw))
-        return load(name, split, first or 200, draw=draw)
-
-    monkeypatch.setattr(data, "load", look)
-    data._kept.cache_clear()
-    arms = hardness.glyphs_hardness.arms("smoke")
-    try:
-        for seed in (0, 1):
-            for arm in ("linear", "mlp"):
-                found = hardness.run(arms[arm], seed)["metrics"]
-                assert all(0 <= found[f"{s}_last"] <= 100 for s in data.SPLITS)
-    finally:
-        data._kept.cache_clear()
-    drawn = [of for of in loaded if of[1] == "train"]
-    assert drawn == [("glyphs", "train", 200, seed) for seed in (0, 1)]
-    assert {of[2:] for of in loaded if of[1] != "train"} == {(None, None)}
-    net = hardness.models.build(
-        "small_mlp", classes=100, inputs=3 * data.info("glyphs").shape[1] ** 2
-    )
-    assert found["parameters"] == sum(p.numel() for p in net.parameters())
-
-
 def test_a_committed_run_again():
     """The linear model of one seed, on the images that the seed draws: to two
     images in a thousand, which rounding may move.

@@ -13,28 +13,6 @@ from normalnorm.layers.proxy_norm import ProxyNorm
 ROWS = Path(__file__).resolve().parents[2] / "results"
 
 
-def test_the_rows_are_of_the_size_that_the_text_says():
-    training, rates = (
-        by_arm(name, out=ROWS) for name in ("power-training", "power-rates")
-    )
-    every = [
-        row
-        for found in (training, rates)
-        for seeds in found.values()
-        for row in seeds
-    ]
-    assert sum(row["wall_seconds"] for row in every) < 1800
-    for seeds in training.values():
-        for run in seeds:
-            for key in ("start", "epochs", "last"):
-                assert torch.tensor(run[key]).shape == (19, 4)
-            assert len(run["p1"]) == 1 + run["config"]["train"]["epochs"]
-            # each mean over layers is that of the parts
-            for key, at in (("start", 0), ("last", -1)):
-                mean = torch.tensor(run[key])[:, 0].mean().item()
-                assert mean == pytest.approx(run["p1"][at], abs=2e-4)
-
-
 def test_networks_are_what_their_arms_say():
     "And have the same weights at the start."
     arms = module.power_training.arms("book")

@@ -14,7 +14,6 @@ import normalnorm as nm
 from normalnorm.analysis import pruning
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.recipes import slimming
-from normalnorm.experiments.results import by_arm
 from tests.peers import installed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,28 +252,6 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(ImportError, match="pip install torch-pruning"):
         pruning.gamma_report(net(nn.BatchNorm2d), X)
     pruning._torch_pruning.cache_clear()
-
-
-def test_committed_rows_are_of_these_networks():
-    """Whole networks anew; smaller ones have the multiplications of their
-    parameters, and time was measured where γ chose.
-    """
-    example = torch.zeros(1, 1, 8, 8)
-    for rows in by_arm("pruning", out=ROOT / "results").values():
-        config = rows[0]["config"]
-        whole = slimming.cost(
-            slimming.network(
-                config["network"], config["norm"], config["width"]
-            ),
-            example,
-        )
-        for row in rows:
-            assert whole.items() < row["metrics"].items()
-            assert len(row["cuts"]) == 3 * len(config["shares"])
-            for cut in row["cuts"]:
-                assert cut["parameters"] < whole["parameters"]
-                assert cut["macs"] < whole["macs"]
-                assert ("time" in cut) == (cut["by"] == "γ")
 
 
 def test_time_is_that_of_the_smaller_network_over_the_whole():

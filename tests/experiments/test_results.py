@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +38,6 @@ from tests.experiments.known import (
     python,
 )
 from tests.peers import installed
-from tools import kills
 from tools.kills import timeless
 
 
@@ -67,19 +65,15 @@ def told(recipe, out):
     return " ".join(tables.report(recipe, out).split())
 
 
-def test_report_equals_known_answer(tmp_path):
+def test_what_a_report_says_beside_its_numbers(tmp_path):
+    "Means, errors, intervals and p values: the chapter."
     results.run_recipe(known_recipe(), "smoke", out=tmp_path)
     text = told(known_recipe(), tmp_path)
-    test = scipy.stats.ttest_rel(KNOWN["b"], KNOWN["a"])
-    low, high = test.confidence_interval()
     for part in (
-        *map(mean_and_error, KNOWN.values()),
-        f"| {mean_and_error(np.subtract(KNOWN['b'], KNOWN['a']), '+')} | "
-        f"{low:+.2f} … {high:+.2f} | no",
         "Scale smoke: digits data, 8 runs, seeds 0–3",
         "No arm was tuned",
         # all differences positive: 2 of 16 choices of signs
-        f"| {test.pvalue:.3f} | 0.125 |",
+        "| 0.125 |",
         # every seed is shown
         *(" | ".join(f"{v:.2f}" for v in of) for of in KNOWN.values()),
     ):
@@ -87,8 +81,7 @@ def test_report_equals_known_answer(tmp_path):
     assert "Scale book" not in text
     tuned = "The rates are those of pilot runs"
     said = told(known_recipe(tuned=tuned), tmp_path)
-    assert f"{tuned}." in said
-    assert "No arm was tuned" not in said
+    assert f"{tuned}." in said and "No arm was tuned" not in said
 
 
 def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
@@ -196,27 +189,27 @@ def test_rows_of_other_configurations_leave_the_table(tmp_path):
         assert results.pack("known", "smoke", tmp_path) == files
 
 
-def _changed(text, **fields):
-    "A row with other fields; None takes one away."
-    row = json.loads(text)
-    for name, value in fields.items():
-        row.pop(name) if value is None else row.__setitem__(name, value)
-    return json.dumps(row)
+def _edited(signed=False, **fields):
+    """How the text of a row gets other fields; `...` takes one away; `signed`:
+    its digest is right again.
+    """
 
+    def edit(text):
+        row = json.loads(text) | fields
+        row = {name: value for name, value in row.items() if value is not ...}
+        if signed:
+            row["digest"] = results.digest(row)
+        return json.dumps(row)
 
-def _remade(text, **fields):
-    "A row with other fields, whose digest is right again."
-    row = json.loads(text) | fields
-    return json.dumps(row | {"digest": results.digest(row)})
+    return edit
 
 
 def _remake(file, **fields):
-    file.write_text(_remade(file.read_text(), **fields))
+    file.write_text(_edited(signed=True, **fields)(file.read_text()))
 
 
 BAD = {
     "half": (lambda t: t[: len(t) // 2], "not a row.*no JSON.*delete it"),
-    "empty": (lambda t: "", "not a row.*no JSON"),
     "binary": (lambda t: "\x00\x00", "not a row.*no JSON"),
     "list": (lambda t: "[]", "holds a list: expected a dictionary"),
     "deep": (lambda t: "[" * 200_000, "nested too deeply|no JSON"),
@@ -224,146 +217,85 @@ BAD = {
         lambda t: '{"schema":' + "[" * 200_000 + "]" * 200_000 + "}",
         "nested too deeply|no JSON|`schema`",
     ),
-    "no schema": (lambda t: _changed(t, schema=None), "`schema` is nothing"),
-    "schema true": (lambda t: _changed(t, schema=True), "`schema` is True"),
-    "newer": (
-        lambda t: _changed(t, schema=results.SCHEMA + 1),
-        "newer normalnorm .schema 5, this one knows 4.*install a newer",
-    ),
-    **{
-        f"of schema {schema}": (
-            lambda t, schema=schema: _remade(t, schema=schema),
-            f"`schema` is {schema}: expected 4, for older rows",
-        )
-        for schema in (0, 1, 2, 3)
-    },
-    "calls itself old, without a digest": (
-        lambda t: _changed(t, schema=2, digest=None, metrics={"score": 77.0}),
-        "`schema` is 2: expected 4, for older rows",
-    ),
     "only a name": (
         lambda t: '{"schema":4,"recipe":"known"}',
         "metrics.*wall_seconds, digest missing",
     ),
-    "no wall_seconds": (
-        lambda t: _changed(t, wall_seconds=None),
-        "wall_seconds missing",
-    ),
-    "no metrics": (lambda t: _changed(t, metrics=None), "metrics missing"),
-    "no backend": (
-        lambda t: _changed(t, backend="remove").replace(
-            ', "backend": "remove"', ""
-        ),
-        "backend missing",
-    ),
-    "wall_seconds as text": (
-        lambda t: _changed(t, wall_seconds="20"),
-        "`wall_seconds` is '20': expected a finite number",
-    ),
-    "wall_seconds nan": (
-        lambda t: _changed(t, wall_seconds=float("nan")),
-        "`wall_seconds` is nan",
-    ),
-    "wall_seconds below 0": (
-        lambda t: _changed(t, wall_seconds=-1),
-        "`wall_seconds` is -1",
-    ),
-    "metrics null": (
-        lambda t: _changed(t, metrics=0).replace(
-            '"metrics": 0', '"metrics": null'
-        ),
-        "`metrics` is None: expected a dictionary",
-    ),
-    "metrics a list": (
-        lambda t: _changed(t, metrics=[1.0]),
-        "`metrics` is .1.0.: expected a dictionary",
-    ),
-    "metrics empty": (lambda t: _changed(t, metrics={}), "`metrics` is empty"),
     **{
-        f"metric {value!r}": (
-            lambda t, value=value: _changed(t, metrics={"score": value}),
-            "the metric `score` is .*: expected a finite number",
-        )
-        for value in (None, "1.0", [1.0], True, float("nan"), float("inf"))
+        f"{name} missing": (_edited(**{name: ...}), f"{name} missing")
+        for name in ("wall_seconds", "metrics", "backend", "digest")
     },
-    "seed as text": (
-        lambda t: _changed(t, seed="0"),
-        "`seed` is '0': expected a whole number",
+    "newer": (
+        _edited(schema=results.SCHEMA + 1),
+        "newer normalnorm .schema 5, this one knows 4.*install a newer",
     ),
-    "config a list": (
-        lambda t: _changed(t, config=[]),
-        "`config` is ..: expected a dictionary",
+    "calls itself old, without a digest": (
+        _edited(schema=2, digest=..., metrics={"score": 77.0}),
+        "`schema` is 2: expected 4, for older rows",
     ),
-    "config without data": (
-        lambda t: _changed(t, config={"arm": "a"}),
-        "`data` in `config`",
-    ),
-    "other config": (
-        lambda t: _changed(t, config={"data": "digits", "arm": "c"}),
-        "`hash` is .* something was edited",
-    ),
-    "other arm": (
-        lambda t: _changed(t, arm="b"),
-        "`hash` is .* something was edited",
-    ),
-    "other seed": (
-        lambda t: _changed(t, seed=5),
-        "`hash` is .* something was edited",
+    "without what its recipe shows": (
+        _edited(True, metrics={"other": 1.0}),
+        "lacks the metrics score, which the recipe known shows: delete it",
     ),
     "other scale": (
-        lambda t: _remade(t, scale="book"),
+        _edited(True, scale="book"),
         "folder called known/book: it was moved",
     ),
-    "other number": (
-        lambda t: _changed(t, metrics={"score": 77.0}),
-        "`digest` is .* something was edited, or a bit",
-    ),
-    "other time": (
-        lambda t: _changed(t, wall_seconds=7.5),
-        "`digest` is .* something was edited",
-    ),
-    "one field more": (
-        lambda t: _changed(t, note=""),
-        "`digest` is .* something was edited",
-    ),
-    "digest of another": (
-        lambda t: _changed(t, digest="0" * 64),
-        "`digest` is '0000.* something was edited",
-    ),
-    "digest null": (
-        lambda t: _changed(t, digest="").replace(
-            '"digest": ""', '"digest": null'
-        ),
-        "`digest` is None: expected a text",
-    ),
-    "no digest": (lambda t: _changed(t, digest=None), "digest missing"),
-    "drawn_hash of a number": (
-        lambda t: _remade(t, drawn_hash=7),
-        "`drawn_hash` is 7: expected a text or null",
-    ),
-    "of no known processor": (
-        lambda t: _remade(t, processor=None),
-        "`processor` is None: expected a text",
-    ),
-    "the seed afterwards": (
-        lambda t: _remade(t, seed=None, afterwards={"seed": "forgotten"}),
-        "`hash` is .* something was edited",
-    ),
+    **{
+        f"{name} {value!r}": (_edited(signed, **{name: value}), words)
+        for signed, name, value, words in (
+            (False, "schema", ..., "`schema` is nothing"),
+            (False, "schema", True, "`schema` is True"),
+            (True, "schema", 3, "`schema` is 3: expected 4, for older rows"),
+            (False, "wall_seconds", "20", "is '20': expected a finite number"),
+            (False, "wall_seconds", math.nan, "`wall_seconds` is nan"),
+            (False, "wall_seconds", -1, "`wall_seconds` is -1"),
+            (
+                False,
+                "metrics",
+                None,
+                "`metrics` is None: expected a dictionary",
+            ),
+            (False, "metrics", {}, "`metrics` is empty"),
+            (False, "seed", "0", "`seed` is '0': expected a whole number"),
+            (False, "config", [], "`config` is ..: expected a dictionary"),
+            (False, "config", {"arm": "a"}, "`data` in `config`"),
+            (False, "digest", None, "`digest` is None: expected a text"),
+            (True, "drawn_hash", 7, "is 7: expected a text or null"),
+            (True, "processor", None, "`processor` is None: expected a text"),
+            (True, "processes", 0, "is 0: expected a whole number above 0"),
+        )
+    },
+    **{
+        f"metric {value!r}": (
+            _edited(metrics={"score": value}),
+            "the metric `score` is .*: expected a finite number",
+        )
+        for value in (None, "1.0", True, math.nan, math.inf)
+    },
     **{
         f"afterwards {value!r}": (
-            lambda t, value=value: _remade(t, afterwards=value),
+            _edited(True, afterwards=value),
             "`afterwards` is .*: expected, for fields of this row, how one",
         )
         for value in (["processor"], {"processor": None}, {"weather": "fine"})
     },
-    "no processes": (
-        lambda t: _remade(t, processes=0),
-        "`processes` is 0: expected a whole number above 0",
-    ),
-    "without what its recipe shows": (
-        lambda t: _remade(t, metrics={"other": 1.0}),
-        "lacks the metrics score, which the recipe known shows: delete it",
-    ),
+    **{
+        f"edited: {fields}": (
+            _edited("afterwards" in fields, **fields),
+            f"`{what}` is .* something was edited",
+        )
+        for what, fields in (
+            ("hash", {"config": {"data": "digits", "arm": "c"}}),
+            ("hash", {"arm": "b"}),
+            ("hash", {"seed": 5}),
+            ("hash", {"seed": None, "afterwards": {"seed": "forgotten"}}),
+            ("digest", {"metrics": {"score": 77.0}}),
+            ("digest", {"wall_seconds": 7.5}),
+            ("digest", {"note": ""}),
+            ("digest", {"digest": "0" * 64}),
+        )
+    },
 }
 
 
@@ -709,51 +641,6 @@ def test_arms_of_one_code_compare(tmp_path, monkeypatch, listed):
     assert f"{two}: {native[0]}; {native[1]}\n" in text
 
 
-def _package(commit, suffixes):
-    """The hash of the package at a commit: files of these endings, as
-    `source_hash` takes it.
-
-    None without that commit (a shallow clone).
-    """
-    import hashlib
-    from pathlib import PurePosixPath
-
-    listed = subprocess.run(
-        [
-            "git",
-            "-C",
-            str(ROOT),
-            "ls-tree",
-            "-r",
-            "--name-only",
-            commit,
-            "normalnorm",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    if listed.returncode:
-        return None
-    found = hashlib.sha256()
-    for path in sorted(
-        PurePosixPath(name)
-        for name in listed.stdout.split("\n")
-        if name.endswith(suffixes)
-    ):
-        content = subprocess.run(
-            ["git", "-C", str(ROOT), "show", f"{commit}:{path}"],
-            capture_output=True,
-            check=True,
-        ).stdout
-        found.update(
-            path.relative_to("normalnorm").as_posix().encode() + b"\0" + content
-        )
-    return found.hexdigest()[:12]
-
-
-BEFORE = "b8df18e"  # rows as they were written
-
-
 @functools.lru_cache
 def committed():
     "All rows of the repository, by the files that they were."
@@ -768,27 +655,6 @@ def committed():
 
 
 # measured before they were recipes: rows were made of their numbers
-CARRIED = {
-    "glyphs-hardness": 18,
-    "weight-growth": 105,
-    "pruning": 80,
-    "pruning-time": 8,
-    "collapse": 34,
-    "collapse-cures": 4,
-    "early-training": 108,
-    "power-training": 35,
-    "power-rates": 21,
-    "wide-propagation": 64,
-    "torchattacks": 7,
-    "covariance-field": 7,
-    "layer-maps": 25,
-    "drawn-units": 3,
-    "neural-tangents": 8,
-    "hessian": 108,
-    "hessian-memory": 2,
-}
-
-
 def test_rows_are_found_when_they_are_packed(known):
     """Read, reported and not run again; a damaged line hides no other, and a
     row beside them counts.
@@ -830,79 +696,6 @@ def test_rows_are_found_when_they_are_packed(known):
     assert not results.recorded(path)
     path.write_bytes(files[path])
     assert results.scan("known", "smoke", known).rows == before
-
-
-@pytest.mark.book
-def test_the_rows_that_were_rewritten_are_those_that_were_written():
-    """All that differs from the file of then is what `afterwards` names; the
-    package of a commit gives the `source` that is said; the rows of the
-    definition lie in commits without a kernel.
-    """
-    if _package(BEFORE, (".py",)) is None:
-        pytest.skip("a clone without the history")
-    later = {
-        p: row
-        for p, row in committed().items()
-        if "afterwards" in row and row["recipe"] not in CARRIED
-    }
-    assert len(later) == 140
-    git = ["git", "-C", str(ROOT)]
-    listed = "\n".join(
-        f"{BEFORE}:{path.relative_to(ROOT).as_posix()}" for path in later
-    )
-    then = iter(
-        subprocess.run(
-            [*git, "cat-file", "--batch"],
-            input=listed,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-    )
-    packages = {}
-    for path, row in later.items():
-        next(then)
-        old = json.loads(next(then))
-        next(then, None)
-        differs = {
-            name
-            for name in {*old, *row}
-            if old.get(name, ...) != row.get(name, ...)
-        }
-        assert differs - {"schema", "digest", "afterwards", "drawn_hash"} <= (
-            set(row["afterwards"])
-        ), path
-        assert ("drawn_hash" in row["afterwards"]) == (
-            row["drawn_hash"] is not None
-        )
-        if row["commit"] and old["schema"] == 1:
-            said = packages.setdefault(
-                row["commit"],
-                [
-                    _package(row["commit"], endings)
-                    for endings in ((".py",), (".py", *results.NATIVE))
-                ],
-            )
-            assert said == [old["source"], row["source"]]
-    for commit in ("a7b0ff1", "6dd0b09"):
-        names = subprocess.run(
-            [
-                *git,
-                "ls-tree",
-                "-r",
-                "--name-only",
-                commit,
-                "normalnorm",
-                "results",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert names and ".cpp" not in names and "backends" not in names
-    for path in committed():
-        if "by-definition" in path.parts:
-            assert path.name in names
 
 
 @pytest.mark.book
@@ -1031,14 +824,10 @@ def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
     assert settings[1].count(1) == 4
 
 
-def test_settings_are_chosen_on_validation_and_the_table_says_so(tmp_path):
+def test_how_settings_were_chosen_is_said(tmp_path):
+    "On validation: the chapter."
     recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
-    shown = results.rows(recipe, "smoke", tmp_path)
-    assert [
-        (row["arm"], row["seed"], row["setting"], row["metrics"]["score"])
-        for row in shown
-    ] == [(arm, seed, {"x": 2}, 20.0 + seed) for arm in "ab" for seed in (0, 1)]
     text = told(recipe, tmp_path)
     for part in (
         "over the same grid",
@@ -1120,12 +909,7 @@ def test_compare_two_arms_and_two_folders(tmp_path, listed):
     more = 0.5
     results.run_recipe(known_recipe(run), "smoke", seeds=3, out=two)
     text = " ".join(tables.compare(str(one), str(two)).split())
-    for part in (
-        "6 common runs; only in one of them: 2 and 0",
-        "| a | 3 | 3 | score +0.000 ± 0.000 |",
-        "| b | 3 | 2 | score +0.167 ± 0.167 |",
-    ):
-        assert part in text, part
+    assert "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no run in common"):
         tables.compare(str(one), str(tmp_path / "none"))
@@ -1170,16 +954,6 @@ def test_switches_corrected_and_equivalence_p_in_the_tables():
         for line in table.splitlines()[2:]
     ]
     three = lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"
-    for first, second in recipe.compare:
-        line = next(
-            line
-            for line in read(tables.comparison(recipe, found))
-            if line[0] == f"{second} − {first}"
-        )
-        a, b = values[first], values[second]
-        p = scipy.stats.ttest_rel(b, a).pvalue
-        assert line[6] == three(p) and line[9] == three(min(1, 5 * p))
-        assert line[10] == f"{three(ttost(b, a, -1.5, 1.5)[0])} (±1.5)"
     lines = read(tables.two_switches(recipe, found))
     assert [line[0] for line in lines] == [
         "main effect of bend",
@@ -1291,22 +1065,6 @@ def test_arms_whose_data_are_missing_are_named_and_the_others_run(
         results.run_recipe("known", "smoke", out=tmp_path)
     there.update(("digits", "elsewhere"))
     assert len(results.run_recipe("known", "smoke", out=tmp_path)) == 8
-
-
-def test_command_line(tmp_path, listed):
-    "What it says while it works; what it refuses: test_cli.py."
-    listed(known_recipe())
-    here = "--out", tmp_path
-    status, out, err = printed("run", "known", "--seeds", 2, "--dry-run", *here)
-    assert (status, err) == (0, "")
-    assert "4 runs, 0 finished" in out
-    assert not list(tmp_path.iterdir())
-    status, out, err = printed("run", "known", "--seeds", 2, *here)
-    assert status == 0
-    assert "[4/4] known smoke b seed 1" in err
-    assert printed("report", "known", *here) == (0, out, "")
-    again = printed("run", "known", "--seeds", 1, "--arm", "b", *here)[2]
-    assert "[1/1] known smoke b seed 0: finished before" in again
 
 
 # ---- killed, doubled, starved ----
@@ -1424,22 +1182,13 @@ def test_runs_without_metrics_are_refused(outcome, words, tmp_path):
 
 
 FORKS = """
-import os
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from normalnorm.experiments import data, models, results
-from normalnorm.experiments.optimization import Settings
-from normalnorm.experiments.train import seeded, train
+import os, time
+from normalnorm.experiments import results
 
-def run(config, seed, arm, device, checkpoint, progress):
-    parts = {split: data.load("digits", split, 96) for split in data.SPLITS}
-    with seeded("weights", seed):
-        model = models.SmallResNet(width=4, stem_stride=1)
-    train(model, parts, Settings(epochs=8, batch=16, lr=0.02), seed, device,
-          checkpoint, progress)
+def run(config, seed, arm, **given):
     with open("performed", "a") as file:
         file.write(f"{arm}{seed} ")
+    time.sleep(0.1)
     return {"metrics": {"test": 1.0}}
 
 recipe = results.Recipe(
@@ -1618,100 +1367,15 @@ def test_the_command_that_kills(tmp_path):
     tests/experiments/test_spread.py.)
     """
     out = tmp_path / "kills.json"
-    options = "-m tools.kills --scale smoke --kills 6 --flips 2 --skip worker"
+    options = "-m tools.kills --scale smoke --kills 2 --flips 2 --skip worker"
     python(*options.split(), "--out", out, cwd=ROOT)
     found = json.loads(out.read_text())
     parts = found["parts"]
     assert found["failures"] == {}
     assert found["source"] == results.source_hash()
-    assert parts["at_random_moments"]["kills"] == 6
+    assert parts["at_random_moments"]["kills"] == 2
     assert parts["in_a_write"]["kills"] == 1
     assert parts["sigterm"]["status"] == 143
     assert "start the same command again" in parts["full_disk"]["message"]
     bits = parts["turned_bits"]
     assert [bits[of]["bits"] for of in ("checkpoint", "row")] == [2, 6]
-
-
-def _with_another_number(path):
-    metrics = results.read_row(path)["metrics"] | {"test_last": 12.5}
-    _remake(path, metrics=metrics)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _with_another_number,
-        lambda path: path.write_text(path.read_text()[:-30]),
-        Path.unlink,
-        lambda path: shutil.copy(path, path.with_name(f"copy-{path.name}")),
-        lambda path: (path.parents[2] / ".checkpoints" / "0.pt").touch(),
-    ],
-)
-def test_the_command_that_kills_sees_a_wrong_row(damage, tmp_path, once):
-    """A row with another number, one that is cut or missing, one that is there
-    twice under another name, a checkpoint that stays: `settle` refuses each.
-    """
-
-    def make(folder):
-        results.run_recipe(
-            kills.RECIPE, "smoke", 1, folder, "cpu", arms=[kills.OTHER]
-        )
-
-    shutil.copytree(once("a row of smoke scale", make), tmp_path / "1")
-    (path,) = tmp_path.rglob("*.json")
-    expected = {kills.OTHER: kills.timeless(results.read_row(path))}
-    trial = kills.Trial("smoke", tmp_path / "1", (kills.OTHER,))
-    trial.start = lambda: subprocess.Popen([sys.executable, "-c", ""]).pid
-    trial.settle(expected)
-    damage(path)
-    with pytest.raises(AssertionError):
-        trial.settle(expected)
-
-
-@pytest.mark.book
-def test_what_came_out_of_the_kills():
-    """The committed outcome: twenty kills of runs of book scale, and no
-    failure, by the code of a commit of this repository.
-    """
-    found = json.loads((ROOT / "results" / "kills.json").read_text())
-    parts = found["parts"]
-    assert found["scale"] == "book" and found["failures"] == {}
-    assert parts["at_random_moments"]["kills"] >= 20
-    assert len(set(parts["at_random_moments"]["epochs done at each"])) > 10
-    assert parts["in_a_write"]["left a half-written file"] > 0
-    assert (
-        parts["worker"]["killed"] == 1
-        and "SIGTERM" in (parts["sigterm"]["message"])
-    )
-    assert parts["turned_bits"]["checkpoint"]["bits"] >= 100
-    assert parts["turned_bits"]["row"]["bits"] >= 100
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
-    assert found["seconds"] > 20 * parts["undisturbed"]["seconds of a run"] / 2
-    there = _package(found["commit"], (".py", *results.NATIVE))
-    assert there in (None, found["source"])  # None: without the history
-
-
-# ---- the first experiment ----
-
-
-def test_smoke_scale_runs_and_rows_say_where_they_come_from(tmp_path):
-    lines = []
-    (row,) = results.run_recipe(
-        "first-experiment",
-        "smoke",
-        seeds=[7],
-        arms=["ResNet BNN"],
-        out=tmp_path,
-        device="cpu",
-        progress=lines.append,
-    )
-    (file,) = tmp_path.rglob("*.json")
-    assert results.read_row(file) == row
-    assert (row["seed"], row["schema"]) == (7, results.SCHEMA)
-    assert row.items() >= results.provenance().items()
-    assert len(row["history"]) == row["config"]["train"]["epochs"]
-    assert any("epoch 2/2" in line for line in lines)
-    assert not list((tmp_path / ".checkpoints").iterdir())
-    measured = row["gaussianity"]
-    assert "stem_norm" in measured["after"]
-    assert measured["before"].keys() == measured["after"].keys()

@@ -18,33 +18,21 @@ from tests.experiments.known import environment, python
 
 SOURCE = """
 import os, signal, torch
-from normalnorm.experiments import data, models
-from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.results import Recipe
-from normalnorm.experiments.train import seeded, train
+from normalnorm.experiments.train import write_atomically
 
 def run(config, seed, arm, device, checkpoint, progress):
     if arm == "fails":
         raise ArithmeticError("the loss is nan")
-
-    def tell(line):
-        progress(line)
-        if (arm == "dies always" and line.startswith("epoch")
-                or arm == "dies once" and line.startswith("epoch 2/")):
+    begun = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    for epoch in range(begun + 1, 5):
+        write_atomically(checkpoint,
+                         lambda file: file.write(str(epoch).encode()))
+        progress(f"epoch {epoch}/4")
+        if arm == "dies always" or (arm, begun, epoch) == ("dies once", 0, 2):
             os.kill(os.getpid(), signal.SIGKILL)
-        if line.startswith("continued after epoch 2"):
-            continued.append(line)
-    continued, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)  # more threads add in another order
-    parts = {split: data.load("digits", split, 64) for split in data.SPLITS}
-    with seeded("weights", seed):
-        model = models.SmallResNet(width=2, stem_stride=1)
-    outcome = train(model, parts, Settings(epochs=4, batch=16), seed, device,
-                    checkpoint, tell)
-    return {"metrics": {"test": outcome["last"]["test_accuracy"]},
-            "losses": [epoch["train_loss"] for epoch in outcome["history"]],
-            "continued": len(continued), "process": os.getpid(),
-            "threads": threads}
+    return {"metrics": {"test": 1.0}, "begun": begun, "process": os.getpid(),
+            "threads": torch.get_num_threads()}
 
 def recipe(*arms):
     return Recipe("spread", "", (),
@@ -65,21 +53,14 @@ def spreading(tmp_path, monkeypatch):
     sys.modules.pop("spreading_recipe")
 
 
-def are_continued_to_the_same(spreading, out, arms):
-    """The rows by arm: those of "lives" and "dies once", with the losses of an
-    undisturbed run, by other processes than this.
+def are_continued(spreading, out, arms):
+    """The rows by arm: those of "lives" and "dies once", by other processes
+    than this. (That training continues to the same bits: test_train.py.)
     """
-    (expected,) = results.run_recipe(
-        spreading.recipe("lives"), seeds=1, out=out / "one", device="cpu"
-    )
     found = results.rows(spreading.recipe(*arms), "smoke", out)
-    assert {row["arm"]: row["continued"] for row in found} == {
-        "lives": 0,
-        "dies once": 1,
-    }
-    for row in found:
-        assert row["losses"] == expected["losses"]
-        assert row["process"] != os.getpid()
+    begun = {row["arm"]: row["begun"] for row in found}
+    assert begun == {"lives": 0, "dies once": 2}
+    assert os.getpid() not in {row["process"] for row in found}
     return found
 
 
@@ -112,7 +93,7 @@ def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(
     left = [path.suffix for path in (tmp_path / ".checkpoints").iterdir()]
     # of the job that dies always: its checkpoint waits for a cure
     assert sorted(left) == [".lock", ".pt"]
-    found = are_continued_to_the_same(spreading, tmp_path, arms)
+    found = are_continued(spreading, tmp_path, arms)
     assert {row["threads"] for row in found if row["arm"] == "lives"} == {3}
 
 
@@ -268,7 +249,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
             device="cpu",
             ray=True,
         )
-    are_continued_to_the_same(spreading, tmp_path, arms)
+    are_continued(spreading, tmp_path, arms)
 
 
 def test_ray_that_is_missing_is_named(spreading, tmp_path, monkeypatch):

@@ -3,15 +3,13 @@ the chapter that shows it; what it measures is in results/benchmarks.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import files, loop, measure, one, sets
+from benchmarks import files, measure, one, sets
 from benchmarks.__main__ import PARTS
 from tests.layers.steps import step
 
@@ -123,7 +121,7 @@ def test_others_are_told_from_us(monkeypatch, clock):
     with busy.watched():
         clock.now += 2
     assert busy.share() == 0.25
-    assert sys.platform != "linux" or measure.Busy._elsewhere() > 0
+    assert measure.Busy._elsewhere() > 0
 
 
 def test_memory_counts_the_input_once():
@@ -214,9 +212,6 @@ def test_what_holds_a_process_to_avx2(monkeypatch, tmp_path):
     program = Path(found["CXX"])  # one word, for inductor
     command = program.read_text().splitlines()[-1]
     assert command == 'exec clang++ -O2 "$@" -march=x86-64-v3'
-    written = program.stat().st_mtime_ns
-    sets.environment("avx2", 1, tmp_path)
-    assert program.stat().st_mtime_ns == written
     assert "CXX=" in sets.words(found) and "avx2" in sets.words(found)
     found = sets.environment("avx512", 1, tmp_path)
     assert "ATEN_CPU_CAPABILITY" not in found and found["CXX"] == "clang++ -O2"
@@ -255,22 +250,6 @@ def test_a_process_with_another_set_measures_nothing(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "absent, here",
-    [
-        ([], ["avx512", "avx2"]),
-        (["AVX-512"], ["avx2"]),
-        (["AVX-512", "AVX2"], ["own"]),
-    ],
-)
-def test_which_sets_there_are(monkeypatch, absent, here):
-    monkeypatch.setattr(
-        sets.processors, "lacking", lambda name: "no" * (name in absent)
-    )
-    assert sets.here() == here and sets.lacking("own") == ""
-    assert sets.lacking("avx512") == "no" * bool(absent)
-
-
 # ---- files ----
 
 
@@ -279,10 +258,6 @@ def test_which_sets_there_are(monkeypatch, absent, here):
     [
         ({}, "amd-epyc-25-17_avx2_1-thread.json"),
         ({"threads": 2, "model": 1}, "amd-epyc-25-1_avx2_2-threads.json"),
-        (
-            {"processor": "AMD EPYC 7763 64-Core Processor"},
-            "amd-epyc-7763-64-core-25-17_avx2_1-thread.json",
-        ),
         (
             {
                 "processor": "Intel(R) Core(TM) i7-9700K CPU @ 3.60GHz",
@@ -409,82 +384,11 @@ def test_one_file_has_one_environment(run, key):
         run("layers")
 
 
-def test_other_code_leaves_no_old_rows_when_interrupted(run):
-    run()
-    run.here["source"] = "def"
-    with pytest.raises(KeyboardInterrupt):
-        run(parts=("layers", "stopped", "machine"))
-    assert run.rows() == {"layers": 1}
-    # nor a part that is no longer measured
-    run.here["source"] = "ghi"
-    assert run(parts=("machine",)) == ["machine"]
-    assert run.rows() == {"machine": 1}
-
-
-def test_a_file_is_a_row_a_line(tmp_path):
-    path = tmp_path / "x.json"
-    record = {
-        "environment": HERE,
-        "parts": {"machine": {"pairs": 3}},
-        "rows": [{"part": "machine", "value": 1}, {"part": "layers"}],
-    }
-    files.write(path, record)
-    assert files.read(path) == record and list(tmp_path.iterdir()) == [path]
-    assert '\n  {"part": "layers"}\n' in path.read_text()
-    files.write(path, record | {"rows": []})
-    assert files.read(path)["rows"] == []
-
-
-@pytest.mark.parametrize(
-    "row, said",
-    [
-        ({"what": "copy", "value": 2.5}, "copy: 2.5"),
-        (
-            {
-                "layer": "LayerNorm",
-                "shape": [3, 4],
-                "whose": "ours",
-                "kept": 1.0,
-            },
-            "LayerNorm (3, 4), ours: kept: 1.0",
-        ),
-        (
-            {
-                "layer": "LayerNorm",
-                "shape": [3, 4],
-                "work": "evaluation",
-                "ns": 0.5,
-            },
-            "LayerNorm (3, 4), evaluation: 0.5 ns an element",
-        ),
-        (
-            {
-                "model": "ViT",
-                "compiled": True,
-                "work": "step",
-                "against": "x",
-                "p50": 1.25,
-                "low": 1.0,
-                "high": 2.0,
-            },
-            "ViT compiled, step, against x: 1.250 [1.000, 2.000]",
-        ),
-    ],
-)
-def test_a_row_in_a_line(row, said):
-    assert one.told(row) == said
-
-
-def test_unknown_part():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "layer"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and (
-        f"unknown: layer; there are {', '.join(PARTS)}" in done.stderr
-    )
+def test_unknown_part(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["layer"])
+    said = f"unknown: layer; there are {', '.join(PARTS)}"
+    assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
     assert tuple(measure.PARTS) == PARTS
 
 
@@ -534,26 +438,6 @@ def test_committed_rows_are_complete():
 
 
 # ---- the training loop ----
-
-
-def test_the_loop_is_measured_by_the_processors_time(monkeypatch):
-    """Of each kind of run against `train`; a clock that counts calls stands for
-    the processor's.
-    """
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(loop.time, "process_time", lambda: next(ticks))
-    rows = list(loop.rows(2, quick=True))
-    assert [row["work"] for row in rows] == [
-        "a bare loop",
-        "with a callback that does nothing",
-        "with a checkpoint after each epoch",
-        "with validation after the last epoch only",
-        "a callback that does nothing",
-    ]
-    *ratios, alone = rows
-    for row in ratios:
-        assert row["p50"] == 1.0 and row["pairs"] == 2, row
-    assert alone["µs a step"] == alone["low"] == alone["high"] == 0.0
 
 
 def test_the_loop_costs_what_was_promised():
@@ -654,27 +538,6 @@ def test_verdicts(cells):
     assert cells["told"]([(2.0, row(1.0, 1.1, 1.2))]) == (
         "met: 1.10 [1.00, 1.20]"
     )
-
-
-@pytest.mark.book
-def test_kinds_of_work(cells):
-    kind = lambda work: cells["kind_of"]({"work": work})
-    assert [
-        kind(work)
-        for work in (
-            "forward and backward, noise 0.0",
-            "training step, noise 1.0",
-            "evaluation",
-            "frozen: forward and backward in evaluation",
-            "training step, no normalizer",
-        )
-    ] == [
-        "no noise",
-        "noise",
-        "evaluation",
-        "frozen",
-        "training step, no normalizer",
-    ]
 
 
 def toy(vectors, threads, rows, **rates):
@@ -872,60 +735,6 @@ def test_missed_goals_are_listed_with_their_bound(cells, monkeypatch):
     assert cells["in_short"]("X", {key: toy(*key, [met])}) == (
         "X: of 1 rows with a goal, 0 miss it or are open."
     )
-
-
-@pytest.mark.book
-def test_the_goals_of_proxy_norm(cells):
-    """Two, for two threads; without rows they are not measured, and no bound of
-    other formulas is told.
-    """
-    key, work = ("AVX2", 2), cells["works"]("AVX2", False)
-    names = [
-        "group norm with PN, over group norm and ReLU",
-        "training step of a network with PN",
-    ]
-    told = lambda rows, key=key: {
-        name: said
-        for (name, _), said in cells["by_goal"](toy(*key, rows), work)
-        if "PN" in name
-    }
-    assert told([]) == dict(
-        zip(names, ("≤ 1.05; not measured", "≤ 1.1; not measured"))
-    )
-    assert told([], ("AVX2", 1)) == {}
-    of = {"part": "proxy", "against": "PyTorch's group norm and ReLU"}
-    rows = [
-        row(
-            0.9,
-            0.93,
-            0.96,
-            layer="GroupNorm with PN",
-            shape=[64, 64, 16, 16],
-            **of,
-        ),
-        {
-            k: v
-            for k, v in row(
-                1.12,
-                1.13,
-                1.14,
-                model="ResNet-20 (CIFAR), batch 32",
-                **of | {"work": "training step, noise 0.0"},
-            ).items()
-            if k not in ("layer", "shape")
-        },
-    ]
-    assert told(rows) == dict(
-        zip(
-            names,
-            (
-                "≤ 1.05; met: 0.93 [0.90, 0.96]",
-                "≤ 1.1; missed: 1.13 [1.12, 1.14]",
-            ),
-        )
-    )
-    ((what, words),) = cells["missed"](toy(*key, rows), work)
-    assert words == "missed: 1.13, goal 1.1; least not counted"
 
 
 @pytest.mark.book

@@ -3,6 +3,7 @@ runs it, and the recorded outcome.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.book
-pytest.importorskip("mutmut")
-
-from tools.mutants import __main__ as command  # noqa: E402
-from tools.mutants import kernel, python  # noqa: E402
+from tools.mutants import __main__ as command
+from tools.mutants import kernel, python
 
 ROOT = Path(__file__).resolve().parents[2]
-AVX2 = {"__x86_64__", "__AVX__", "__AVX2__", "__FMA__", "_OPENMP"}
+AVX2 = ["g++", "-march=x86-64-v3"]
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
 TOY = """def left_alone(f):
     return f
 
@@ -73,6 +72,7 @@ def test_the_survivors_of_the_review_are_made(changes, file):
     assert SURVIVORS[file] in changes(f"normalnorm/{file}")
 
 
+@needs_compiler
 def test_the_survivor_in_the_kernel_is_made():
     source = (ROOT / kernel.KERNEL).read_text(encoding="utf-8")
     before = "inline Ell distance(double rho) { return 1 - rho < 4e-3 ? "
@@ -127,15 +127,18 @@ def test_every_mutant_of_a_module_parses(monkeypatch, file):
     assert len(made.mutant_names) > 100
 
 
+@needs_compiler
 def test_mutants_of_the_kernel():
     "By tokens: comments, headers and templates stay; so do lines for speed."
     source = (
-        "#include <x>\ntemplate <int N>\nfloat f(float a) { // a + 1\n"
+        "#include <cmath>\ntemplate <int N>\nfloat f(float a) { // a + 1\n"
         "    a = a * 0x1p-1f;\n    __builtin_prefetch(p + 1);\n"
         "#if defined(WIDE) && !defined(NARROW)\n    a = a + b;\n#else\n"
         "    a = a - c;\n#endif\n    if (a < 2.5f) a += 1;\n}\n"
     )
-    found = [(m.line, m.after) for m in kernel.mutants(source, {"WIDE"})]
+    found = [
+        (m.line, m.after) for m in kernel.mutants(source, ["g++", "-DWIDE"])
+    ]
     assert sorted(found) == [
         (4, ";"),
         (4, "a = a * 0x1.0cccccccccccdp-1f;"),
@@ -150,7 +153,7 @@ def test_mutants_of_the_kernel():
         (11, "if (a <= 2.5f) a += 1;"),
         (11, "if (a >= 2.5f) a += 1;"),
     ]
-    other = kernel.mutants(source, {"WIDE", "NARROW"})
+    other = kernel.mutants(source, ["g++", "-DWIDE", "-DNARROW"])
     assert {m.line for m in other} == {4, 9, 11}
 
 
@@ -198,25 +201,6 @@ def test_mutmut_runs_them(tmp_path):
         ("y = list(range(3))", "y = (range(3))"): "killed",
     }
     assert {pair: found.get(pair) for pair in expected} == expected
-
-
-def test_recorded_outcome():
-    "What the summary says is what the rows say; equivalents are argued."
-    folder = ROOT / "results" / "mutation"
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    rows = [
-        json.loads(line)
-        for line in (folder / "mutants.jsonl")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    ]
-    assert {"date", "commit", "packages"} <= set(found)
-    assert sum(p["mutants"] for p in found["packages"].values()) == len(rows)
-    assert sum(p["killed"] for p in found["packages"].values()) == sum(
-        r["outcome"] in (*command.KILLED, "timed out") for r in rows
-    )
-    known = json.loads((folder / "equivalents.json").read_text("utf-8"))
-    assert all(len(entry["argument"]) > 20 for entry in known)
 
 
 def test_the_summary_counts_by_package():

@@ -6,7 +6,6 @@ All tests of the kernel, other compilers, ARM and the sanitizers:
 `make test-processors`.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -279,46 +278,6 @@ def test_instruction_sets_are_those_of_the_package(monkeypatch):
             )
 
 
-def test_recorded_outcomes():
-    """The committed outcomes: each part passed, or says why it was skipped;
-    those that were not run are named.
-    """
-    recorded = json.loads(processors.RECORD.read_text(encoding="utf-8"))
-    assert (
-        sorted([*recorded["parts"], *recorded["not run"]])
-        == sorted(p.name for p in processors.parts())
-        and recorded["parts"]
-    )
-    for name, outcome in (
-        recorded["parts"]
-        | {f"whole {k}": v for k, v in recorded["whole"].items()}
-    ).items():
-        assert (
-            outcome["passed"]
-            or outcome["passed"] is None
-            and outcome["summary"].startswith("skipped: ")
-        ), name
-    assert set(recorded["whole"]) <= set(processors.WHOLE) and re.match(
-        "[0-9a-f]{40}", recorded["commit"]
-    )
-
-
-def test_every_combination_is_a_part():
-    names = [p.name for p in processors.parts()]
-    wanted = {
-        f"{part} {compiler} {instructions}{threads}"
-        for compiler in processors.COMPILERS
-        for instructions in processors.SETS
-        for part, threads in (
-            ("driver", ""),
-            *(("tests", f" {t}") for t in ("1 thread", "2 threads")),
-            ("tests", " 4 threads"),
-        )
-    } | {f"driver {c} aarch64, emulated" for c in processors.COMPILERS}
-    assert wanted <= set(names) and len(names) == len(set(names))
-    assert sum("sanitizers" in n for n in names) == 6
-
-
 def test_missing_tools(monkeypatch, capsys):
     "The command says what to install, and stops before it runs anything."
     monkeypatch.setattr(
@@ -339,17 +298,9 @@ def test_missing_tools(monkeypatch, capsys):
     assert "no part has pdp-11" in capsys.readouterr().err
 
 
-@pytest.fixture
-def kept(monkeypatch, tmp_path):
-    "What is remembered and recorded, elsewhere."
-    monkeypatch.setattr(processors, "STATE", tmp_path / "state")
-    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
-    return lambda: json.loads(processors.RECORD.read_text())
-
-
-def test_resumed_and_recorded(monkeypatch, kept, capsys):
+def test_recorded_and_gone_on_with(monkeypatch, tmp_path, capsys):
     """What has passed is not run again, what has failed is; a skipped part says
-    why; the record keeps what was run whole.
+    why; the record keeps what was run whole, and nothing of another kernel.
     """
     ran = []
 
@@ -358,135 +309,54 @@ def test_resumed_and_recorded(monkeypatch, kept, capsys):
             ran.append(name)
             if outcome is None:
                 raise processors.Failed("no such flag")
-            return {"passed": outcome, "summary": "some", "failures": []}
+            return {"passed": outcome, "summary": "some"}
 
         return processors.Part(name, (), instructions, run)
 
-    monkeypatch.setattr(
-        processors,
-        "parts",
-        lambda: [
-            part("good", True),
-            part("bad", False),
-            part("worse", None),
-            part("other", True, "AVX-512"),
-        ],
-    )
-    monkeypatch.setattr(
-        processors, "lacking", lambda name: "this processor has no avx512f"
-    )
-    whole = {"avx2": {"passed": True}}
-    processors.RECORD.write_text(json.dumps({"whole": whole}))
-    assert processors.main([]) == 1 and ran == ["good", "bad", "worse"]
+    made = [
+        part("good", True),
+        part("bad", False),
+        part("worse", None),
+        part("other", True, "AVX-512"),
+    ]
+    no_avx = "this processor has no avx512f"
+    monkeypatch.setattr(processors, "parts", lambda: made)
+    monkeypatch.setattr(processors, "lacking", lambda name: no_avx)
+    monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
+    of = {"parts": {"good": {"passed": True}}, "whole": {"avx2": "kept"}}
+    old = processors.about() | {"native source": "another"}
+    processors.RECORD.write_text(json.dumps(old | of))
+    assert processors.main(["--record"]) == 1
+    assert ran == ["good", "bad", "worse"]
     assert processors.main(["--record"]) == 1 and ran[3:] == ["bad", "worse"]
     shown = capsys.readouterr().out
-    assert (
-        "2 of 4 parts failed: bad, worse" in shown
-        and "skipped: this processor has no avx512f" in shown
-        and "no such flag" in shown
-    )
-    recorded = kept()
-    assert {name: o["passed"] for name, o in recorded["parts"].items()} == {
-        "good": True,
-        "bad": False,
-        "worse": False,
-        "other": None,
-    }
-    assert recorded["whole"] == whole and recorded["compilers"]
-    assert len(recorded["native source"]) == 64
-    # of another state of the code nothing is known
-    monkeypatch.setattr(processors, "key", lambda name: "another")
+    for said in ("2 of 4 parts failed: bad, worse", no_avx, "no such flag"):
+        assert said in shown
+    recorded = json.loads(processors.RECORD.read_text())
+    outcomes = [True, False, False, None]
+    assert [o["passed"] for o in recorded["parts"].values()] == outcomes
+    assert recorded["whole"] == of["whole"] and recorded["not run"] == []
     processors.main(["--only", "good"])
     assert ran[5:] == ["good"]
 
 
-def test_both_commands_whole(monkeypatch, tmp_path, kept, capsys):
-    """In a clone, held to the instruction set, the tests also where the book
-    fails; the outcome goes to the record. `--again` runs the tests that failed.
-    """
-    commands, failed = [], "tests/test_a.py::test_b[c d]"
-    gone = "tests/test_gone.py::test_c"
-    said = (
-        f"FAILED {failed} - AssertionError\nFAILED {gone} - AssertionError\n"
-        "2 failed, 30 passed in 4.00s\n"
-    )
-    chapters = (
-        "  [1/2] index (3.0 s)\n  [2/2] 282_layers.engines.native FAILED\n"
-    )
+def test_every_test_held_to_a_set(monkeypatch, tmp_path):
+    "But those that cannot be; chapters are run in a folder of their own."
+    called = []
 
-    def run(command, cwd=None, env=None, stdout=None, **_):
-        code = 0
-        if command[:2] == ["git", "clone"]:
-            (Path(command[-1]) / "tests").mkdir(parents=True)
-            (Path(command[-1]) / "tests/test_a.py").touch()
-        elif "tools.build" in command or "pytest" in command:
-            commands.append((command[1:], Path(cwd), env))
-            code = 0 if failed in command else 2
-            text = chapters if "tools.build" in command else said
-            stdout.write(text if code else "1 passed in 1.00s\n")
-        return subprocess.CompletedProcess(command, code, stdout="", stderr="")
+    def run(command, env=None, **_):
+        called.append((command[3:], env))
+        return subprocess.CompletedProcess(
+            command, 0, "1 passed in 1.00s\n", ""
+        )
 
-    def clone(prefix):
-        shutil.rmtree(tmp_path / "in", ignore_errors=True)
-        (tmp_path / "in").mkdir()
-        return str(tmp_path / "in")
-
-    monkeypatch.setattr(processors.subprocess, "run", run)
-    monkeypatch.setattr(processors.tempfile, "mkdtemp", clone)
-    monkeypatch.setattr(processors, "lacking", lambda name: "")
-    monkeypatch.setattr(
-        processors.tempfile,
-        "TemporaryDirectory",
-        lambda prefix: contextlib.nullcontext(tmp_path),
-    )
-    assert processors.main(["--whole", "default", "--record"]) == 1
-    of_all = "-m pytest -n 2 --dist worksteal tests" + "".join(
-        f" --deselect {test}" for test in processors.NOT_HELD
-    )
-    assert [c for c, *_ in commands] == [["-m", "tools.build"], of_all.split()]
-    for _, folder, env in commands:
-        assert str(folder) == env["PYTHONPATH"] == str(tmp_path / "in/clone")
-        compiler = Path(env["CXX"]).read_text()
-        assert compiler.endswith('exec g++ "$@" -march=x86-64\n')
-        assert env["ATEN_CPU_CAPABILITY"] == "default"
-        assert Path(env["NORMALNORM_CACHE"]) == tmp_path / "in" / "cache"
-    whole = kept()["whole"]["default"]
-    assert not whole["passed"] and whole["book"] | {"seconds": 0} == {
-        "passed": False,
-        "summary": "2 chapters run",
-        "failures": ["[2/2] 282_layers.engines.native FAILED"],
-        "seconds": 0,
-    }
-    assert whole["tests"] | {"seconds": 0} == {
-        "passed": False,
-        "summary": "2 failed, 30 passed",
-        "failures": [f"FAILED {t} - AssertionError" for t in (failed, gone)],
-        "seconds": 0,
-    }
-    assert "282_layers.engines.native FAILED" in capsys.readouterr().out
-    again = ["--whole", "default", "--record", "--again"]
-    assert processors.main(again) == 0
-    assert commands[-1][0] == ["-m", "pytest", *of_all.split()[2:6], failed]
-    after = kept()["whole"]["default"]
-    assert after["passed"] and after["again"]["tests"]["summary"] == "1 passed"
-    assert after["tests"] == whole["tests"]
-    assert after["again"]["no longer asked"] == [gone]
-
-
-def test_what_pytest_said():
-    text = (
-        "FAILED tests/layers/test_native.py::test_same_bits - assert\n"
-        "1 failed, 12 passed, 2 skipped in 3.21s\n"
-    )
-    assert processors.tested(text, 1) == {
-        "passed": False,
-        "summary": "1 failed, 12 passed, 2 skipped",
-        "failures": [
-            "FAILED tests/layers/test_native.py::test_same_bits - assert"
-        ],
-    }
-    assert processors.tested("====== 5 passed in 1.00s ======\n", 0)["passed"]
-    assert (
-        not processors.tested("no tests ran in 0.01s\n", 0)["passed"]
-        and not processors.tested("", 139)["passed"]
-    )
+    monkeypatch.setattr(processors, "ran", run)
+    monkeypatch.setattr(processors, "compiled", lambda *_: None)
+    (tmp_path / "own").mkdir()
+    outcome = processors.run_whole("default", tmp_path / "own")
+    assert outcome["passed"] and outcome["commit"] is not None
+    words, env = next(given for given in called if given[1])
+    assert "tests" in words and {*processors.NOT_HELD} < {*words}
+    assert env["ATEN_CPU_CAPABILITY"] == "default"
+    assert Path(env["CXX"]).read_text().endswith('"$@" -march=x86-64\n')
+    assert Path(env["NORMALNORM_TEST_BUILD"]).is_relative_to(tmp_path)

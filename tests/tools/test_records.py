@@ -6,11 +6,7 @@ import warnings
 import pytest
 
 from tests.peers import VECTORS
-
-records = pytest.importorskip(
-    "tools.records", reason="the book's tools are not installed"
-)
-pytestmark = pytest.mark.book
+from tools import dialect, records
 
 KEPT = {"records.json"}  # the ledger itself
 NEWTON = "normalnorm/theory/newton.py"
@@ -168,7 +164,6 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
 
 
 def test_a_page_says_of_which_day_its_record_is(monkeypatch):
-    dialect = pytest.importorskip("tools.dialect")
     cells = [{"source": "# Title"}, {"source": "text"}]
     monkeypatch.setattr(
         records,

@@ -4,50 +4,22 @@ broken.
 
 import json
 import re
-import shutil
 
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
+from sphinx.domains import std
 
-pytestmark = pytest.mark.book
-dialect = pytest.importorskip(
-    "tools.dialect", reason="the book's tools are not installed"
+from tests.book import toy
+from tools import api, bounds, dialect, export, order, plain, run
+from tools.chapters import (
+    ROOT,
+    build_order,
+    chapter,
+    chapters,
 )
-export = pytest.importorskip(
-    "tools.export", reason="the book's tools are not installed"
-)
-from tools import api, markup, order, run  # noqa: E402
-from tools.chapters import ROOT, build_order, chapter, chapters  # noqa: E402
 
 # ---- a small checkout -------------------------------------------------------
-
-
-def notebook(*cells):
-    made = [
-        {
-            "cell_type": kind,
-            "id": f"c{i}",
-            "metadata": {},
-            "source": source,
-            **(
-                {"outputs": [], "execution_count": None}
-                if kind == "code"
-                else {}
-            ),
-        }
-        for i, (kind, source) in enumerate(cells)
-    ]
-    return {
-        "cells": made,
-        "metadata": {
-            "kernelspec": {
-                "display_name": "python3",
-                "language": "python",
-                "name": "python3",
-            }
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
 
 
 @pytest.fixture
@@ -55,42 +27,32 @@ def checkout(tmp_path):
     """Three chapters: a landing page, a module, a chapter that uses it and has
     a check.
     """
-    (tmp_path / "nbs").mkdir()
-    (tmp_path / "normalnorm").mkdir()
-    for name in ("settings.ini", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "_toc.yml").write_text(
-        "format: jb-book\nroot: nbs/index\nparts:\n  - caption: One\n"
-        "    chapters:\n      - file: nbs/010_first\n"
-        "      - file: nbs/020_theory.second\n"
+    toy.checkout(
+        tmp_path,
+        {
+            "index": [
+                ("markdown", "# Title\n\n> Lead."),
+                ("code", "#| default_exp __init__"),
+                ("code", "#| hide\n#| export\nx = 1"),
+                ("code", "2 + 2"),
+            ],
+            "010_first": [
+                ("markdown", "# First\n\n> Lead."),
+                ("code", "#| default_exp first"),
+                ("code", "#| export\ndef f():\n    'One.'\n    return 1"),
+            ],
+            "020_theory.second": [
+                ("markdown", "# Second\n\n> Lead."),
+                ("code", "#| default_exp theory.second"),
+                (
+                    "code",
+                    "#| export\nfrom normalnorm.first import f\n\ndef g():\n"
+                    "    'Two.'\n    return f() + 1",
+                ),
+                ("code", "#| check\nassert 1 + 1 == 2"),
+            ],
+        },
     )
-    books = {
-        "index": notebook(
-            ("markdown", "# Title\n\n> Lead."),
-            ("code", "#| default_exp __init__"),
-            ("code", "#| hide\n#| export\nx = 1"),
-            ("code", "2 + 2"),
-        ),
-        "010_first": notebook(
-            ("markdown", "# First\n\n> Lead."),
-            ("code", "#| default_exp first"),
-            ("code", "#| export\ndef f():\n    'One.'\n    return 1"),
-        ),
-        "020_theory.second": notebook(
-            ("markdown", "# Second\n\n> Lead."),
-            ("code", "#| default_exp theory.second"),
-            (
-                "code",
-                "#| export\nfrom normalnorm.first import f\n\ndef g():\n"
-                "    'Two.'\n    return f() + 1",
-            ),
-            ("code", "#| check\nassert 1 + 1 == 2"),
-        ),
-    }
-    for name, book in books.items():
-        (tmp_path / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(book, indent=1)
-        )
     export.export(tmp_path)
     return tmp_path
 
@@ -144,31 +106,26 @@ def test_an_edited_module_goes_back_into_its_cell(checkout):
     assert export.differences(checkout) == []
 
 
-@pytest.mark.parametrize(
-    "spoil, words",
-    [
-        (
-            lambda root: (root / "normalnorm/first.py").write_text("edited"),
-            "differs",
-        ),
-        (lambda root: (root / "normalnorm/first.py").unlink(), "missing"),
-        (
-            lambda root: (root / "normalnorm/stray.py").write_text("x = 1"),
-            "not generated",
-        ),
-        (lambda root: (root / "README.md").write_text("old"), "README.md"),
-        (lambda root: (root / "_quarto.yml").write_text("old"), "_quarto.yml"),
-        (
-            lambda root: edit(root, "010_first", "return 1", "return 3"),
-            "differs",
-        ),
-    ],
-)
-def test_differences_are_found_and_healed(checkout, spoil, words):
-    spoil(checkout)
-    assert any(words in line for line in export.differences(checkout))
+def test_differences_are_found_and_healed(checkout):
+    package = checkout / "normalnorm"
+    (package / "first.py").write_text("edited")
+    (package / "theory/second.py").unlink()
+    (package / "stray.py").write_text("x = 1")
+    for name in ("README.md", "_quarto.yml"):
+        (checkout / name).write_text("old")
+    assert export.differences(checkout) == [
+        "README.md: differs from its chapter",
+        "_quarto.yml: differs from its chapter",
+        "normalnorm/first.py: differs from its chapter",
+        "normalnorm/stray.py: is not generated by any chapter",
+        "normalnorm/theory/second.py: is missing",
+    ]
     export.export(checkout)
     assert export.differences(checkout) == []
+    edit(checkout, "010_first", "return 1", "return 3")
+    assert export.differences(checkout) == [
+        "normalnorm/first.py: differs from its chapter"
+    ]
 
 
 def test_what_nbdev_writes_is_brought_to_80_columns():
@@ -234,10 +191,7 @@ def native(checkout):
     for name, parts in PIECES.items():
         path = checkout / "nbs" / f"{name}.ipynb"
         book = json.loads(path.read_text())
-        book["cells"] += [
-            {"cell_type": "raw", "id": f"r{i}", "metadata": {}, "source": part}
-            for i, part in enumerate(parts)
-        ]
+        book["cells"] += toy.cells(*(("raw", p) for p in parts), called="r")
         path.write_text(json.dumps(book, indent=1))
     assert any(
         f"{NATIVE}: is missing" in line for line in export.differences(checkout)
@@ -261,22 +215,20 @@ def test_the_kernel_is_its_cells(native):
     )
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda root: (root / NATIVE).open("a").write("int five();\n"),
-        lambda root: (root / NATIVE).write_text(
-            (root / NATIVE).read_text().replace("return 1", "return 2")
+def test_a_kernel_that_is_not_its_cells_is_noticed(native):
+    file = native / NATIVE
+    for spoil in (
+        lambda: file.open("a").write("int five();\n"),
+        lambda: file.write_text(
+            file.read_text().replace("return 1", "return 2")
         ),
-        lambda root: edit(root, "010_first", "return 1; }", "return 3; }"),
-        lambda root: edit(root, "020_theory.second", "#| export-cpp", "#| cpp"),
-    ],
-)
-def test_a_kernel_that_is_not_its_cells_is_noticed(native, spoil):
-    spoil(native)
-    assert export.differences(native) == [f"{NATIVE}: differs from its chapter"]
-    export.export(native)
-    assert export.differences(native) == []
+        lambda: edit(native, "010_first", "return 1; }", "return 3; }"),
+        lambda: edit(native, "020_theory.second", "#| export-cpp", "#| cpp"),
+    ):
+        spoil()
+        found = export.differences(native)
+        assert found == [f"{NATIVE}: differs from its chapter"]
+        export.export(native)
 
 
 def test_a_source_that_no_cell_has_is_noticed(native):
@@ -326,8 +278,6 @@ def test_changes_of_the_file_go_into_the_cells(native):
 
 
 def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
-    from docutils import nodes
-    from docutils.utils import new_document
 
     read = json.loads((native / "nbs/010_first.ipynb").read_text())
     name, short, *_, long = dialect.translate_notebook(read, None)["cells"][-6:]
@@ -353,7 +303,6 @@ def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
 
 
 def test_a_plain_notebook_has_a_piece_as_text(native):
-    plain = pytest.importorskip("tools.plain")
     cells = plain.notebook(chapter("010_first", native))["cells"]
     short, _, long = cells[-3:]
     assert {c["cell_type"] for c in cells[-3:]} == {"markdown"}
@@ -375,15 +324,6 @@ def test_a_chapter_that_does_not_exist_is_named(checkout):
 
 def test_order(checkout):
     assert order.violations(checkout) == []
-    edit(
-        checkout,
-        "010_first",
-        "def f():",
-        "from normalnorm.theory.second import g\\ndef f():",
-    )
-    assert order.violations(checkout) == [
-        "010_first imports normalnorm.theory.second of a later chapter"
-    ]
     edit(
         checkout,
         "020_theory.second",
@@ -409,26 +349,19 @@ def test_order(checkout):
 def workshop(checkout):
     "The same with two chapters of the workshop behind them, and an appendix."
     with (checkout / "_toc.yml").open("a") as toc:
-        toc.write(
-            "  - caption: Part 7\n    chapters:\n"
-            "      - file: nbs/710_bench\n      - file: nbs/720_vice\n"
-            "  - caption: Appendices\n    chapters:\n"
-            "      - file: nbs/905_end\n"
-        )
+        toc.write(toy.contents("710_bench", "720_vice", caption="Part 7"))
+        toc.write(toy.contents("905_end", caption="Appendices"))
     for name, module in (
         ("710_bench", "bench"),
         ("720_vice", "vice"),
         ("905_end", "end"),
     ):
-        (checkout / "nbs" / f"{name}.ipynb").write_text(
-            json.dumps(
-                notebook(
-                    ("markdown", "# Title\n\n> Lead."),
-                    ("code", f"#| default_exp {module}"),
-                    ("code", "#| export\nfound = 1"),
-                ),
-                indent=1,
-            )
+        toy.write(
+            checkout,
+            name,
+            ("markdown", "# Title\n\n> Lead."),
+            ("code", f"#| default_exp {module}"),
+            ("code", "#| export\nfound = 1"),
         )
     return checkout
 
@@ -650,6 +583,7 @@ def test_a_failing_cell_is_named(checkout):
             "{cite:p}`yeo2000` and {cite:p}`yeo2000,boxcox1964`",
         ),
         ("@yeo2000 say", "{cite:t}`yeo2000` say"),
+        ("[@yeo2000, section 4.1]", "{cite:p}`yeo2000{section 4.1}`"),
         ("`@eq-x` $a@b$ me@yeo2000.org", "`@eq-x` $a@b$ me@yeo2000.org"),
         (
             "```\n$$ x $$ {#eq-x}\n@eq-x\n```",
@@ -683,34 +617,11 @@ def test_markdown(quarto, myst):
     assert dialect.markdown(quarto).strip() == myst
 
 
-def test_a_citation_keeps_its_remark():
-    assert (
-        dialect.markdown("[@yeo2000, section 4.1]")
-        == "{cite:p}`yeo2000{section 4.1}`"
-    )
-
-
-def test_a_div_across_cells_is_fenced_in_each():
-    cells = [
-        {"cell_type": "markdown", "source": "::: {.solution}\nFirst."},
-        {"cell_type": "code", "source": "1"},
-        {"cell_type": "markdown", "source": "Last.\n:::"},
-    ]
-    first, _, last = (
-        dialect.Myst().write(found) for _, found in markup.cells(cells)
-    )
-    for made, words in ((first, "First."), (last, "Last.")):
-        assert made == (
-            f":::{{admonition}} Solution\n:class: dropdown\n\n{words}\n:::"
-        ).join("\n\n")
-
-
 @pytest.mark.parametrize(
     "source, tags",
     [
         ("#| hide\nx", ["remove-cell"]),
         ("#| default_exp a.b", ["remove-cell"]),
-        ("#| include: false\nx", ["remove-cell"]),
         ("#| echo: false\nx", ["remove-input"]),
         ("#| output: false\nx", ["remove-output"]),
         ("#| code-fold: true\nx", ["hide-input"]),
@@ -742,8 +653,6 @@ def test_cell_tags(source, tags):
     ],
 )
 def test_a_printed_table_keeps_its_lines(text, columns):
-    from docutils import nodes
-    from docutils.utils import new_document
 
     assert dialect.columns_of(text) == columns
     page, block = new_document("page"), nodes.literal_block(text, text)
@@ -774,8 +683,6 @@ def test_numbers_as_in_books(text, made):
 
 
 def test_numbers_in_printed_tables():
-    from docutils import nodes
-    from docutils.utils import new_document
 
     page = new_document("page")
     cells = ["-0.5", "2026-11-23"]
@@ -795,22 +702,6 @@ def test_numbers_in_printed_tables():
     ]
 
 
-def test_figures_get_number_caption_and_alternative_text():
-    cell = {
-        "source": '#| label: fig-a\n#| fig-cap: "The curve of $x$, see '
-        '@eq-b."\nplot()',
-        "metadata": {},
-    }
-    dialect.code_cell(cell)
-    made = cell["metadata"]["mystnb"]
-    assert (
-        made["figure"]
-        == {"caption": "The curve of $x$, see {eq}`eq-b`.", "name": "fig-a"}
-        and "curve" in made["image"]["alt"]
-    )
-    assert cell["source"] == "plot()"
-
-
 def test_a_long_caption_goes_on_in_indented_lines():
     cell = {
         "source": '#| label: fig-a\n#| fig-cap: "The curve of $x$,\n'
@@ -824,16 +715,21 @@ def test_a_long_caption_goes_on_in_indented_lines():
         "fig-cap": "The curve of $x$, see @eq-b.",
     }
     dialect.code_cell(cell)
-    caption = cell["metadata"]["mystnb"]["figure"]["caption"]
-    assert caption == "The curve of $x$, see {eq}`eq-b`."
+    made = cell["metadata"]["mystnb"]
+    caption = "The curve of $x$, see {eq}`eq-b`."
+    assert made["figure"] == {"caption": caption, "name": "fig-a"}
+    assert made["image"]["alt"] == "The curve of x, see eq-b."
     assert cell["source"] == "plot()"
 
 
 def test_outputs_come_from_the_executed_copy():
-    source = notebook(
-        ("markdown", "# T\n\n> Lead."), ("code", "1"), ("code", "2")
+    source, executed = (
+        {"cells": toy.cells(*pairs)}
+        for pairs in (
+            [("markdown", "# T\n\n> Lead."), ("code", "1"), ("code", "2")],
+            [("code", "1"), ("code", "2")],
+        )
     )
-    executed = notebook(("code", "1"), ("code", "2"))
     for cell, text in zip(executed["cells"], "ab"):
         cell["outputs"] = [
             {"output_type": "stream", "name": "stdout", "text": text}
@@ -841,12 +737,10 @@ def test_outputs_come_from_the_executed_copy():
     made = dialect.translate_notebook(source, executed)
     assert [c["outputs"][0]["text"] for c in made["cells"][1:]] == ["a", "b"]
     assert ":::{div} lead\nLead." in made["cells"][0]["source"]
-    assert all(
-        c["outputs"] == []
-        for c in dialect.translate_notebook(notebook(("code", "1")), None)[
-            "cells"
-        ]
+    alone = dialect.translate_notebook(
+        {"cells": toy.cells(("code", "1"))}, None
     )
+    assert all(cell["outputs"] == [] for cell in alone["cells"])
 
 
 def test_svg_takes_the_colour_of_the_text():
@@ -887,7 +781,6 @@ def test_svgs_of_one_page_do_not_share_names_or_styles():
 
 
 def test_a_formula_keeps_its_punctuation():
-    nodes = pytest.importorskip("docutils.nodes")
     text, math = nodes.Text, lambda x: nodes.math("", x)
     page = nodes.paragraph(
         "",
@@ -912,12 +805,6 @@ def test_a_formula_keeps_its_punctuation():
         ]
 
 
-def test_show_doc_output_loses_its_rule():
-    output = {"data": {"text/markdown": "---\n\n### f"}}
-    dialect.show_doc(output)
-    assert output["data"]["text/markdown"] == "### f"
-
-
 def test_a_chapter_over_its_budget_is_named(monkeypatch):
     seconds = {c.name: 1.0 for c in chapters()} | {"710_claims": run.BUDGET + 1}
     monkeypatch.setattr(
@@ -933,7 +820,6 @@ def test_a_chapter_over_its_budget_is_named(monkeypatch):
 
 
 def test_the_newest_versions_are_without_pins():
-    from tools import bounds
 
     loose = bounds.without_pins((ROOT / "constraints.txt").read_text())
     assert not re.search(
@@ -946,7 +832,6 @@ def test_the_newest_versions_are_without_pins():
 
 
 def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
-    std = pytest.importorskip("sphinx.domains.std")
     loaded, env = [], type("Environment", (), {"config": "numfig"})()
     env.get_doctree = lambda name: loaded.append(name) or name
     monkeypatch.setattr(

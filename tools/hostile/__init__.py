@@ -11,7 +11,6 @@ those that are prone to spoil one in a process of their own.
 
 import multiprocessing
 import os
-import random
 import re
 import signal
 import warnings
@@ -354,9 +353,9 @@ def judged(case: Case, call: Callable = directly) -> Verdict:
         else:
             verdict = Verdict("refused", said)
     if verdict.word == "wrong":
-        for known in KNOWN:
-            if known.fits(f"{name}, {variant}", label, verdict.text):
-                return Verdict("known", known.why)
+        where = f"{name}, {variant}"
+        if any(known.fits(where, label, verdict.text) for known in KNOWN):
+            return Verdict("known", verdict.text)
     return verdict
 
 
@@ -458,12 +457,3 @@ def table(every: bool = False) -> list[Case]:
             elif fitting and (i + j) % (6 if S[label].alone else 2) == 0:
                 out.append((name, fitting[(i + j) % len(fitting)], label))
     return out
-
-
-def drawn(seed: int) -> Case:
-    "The random case of a seed."
-    draw, known = random.Random(seed), (LAYERS, VARIANTS, S)
-    while True:
-        case = tuple(draw.choice(list(names)) for names in known)
-        if applies(*case):
-            return case

@@ -1,7 +1,6 @@
 import argparse
 import json
 import time
-from collections import Counter
 from datetime import date
 from pathlib import Path
 
@@ -19,17 +18,6 @@ def main() -> int:
         description=hostile.__doc__.split("\n")[0],
     )
     parser.add_argument(
-        "--minutes",
-        type=float,
-        help="draw random cases for so long, instead of the table",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of the first random case; the next one has the next",
-    )
-    parser.add_argument(
         "--every",
         action="store_true",
         help="all cases, not the selection of the tests",
@@ -43,26 +31,11 @@ def main() -> int:
         help="write the outcome to results/hostile.json",
     )
     given, start = parser.parse_args(), time.perf_counter()
-    if given.minutes is None:
-        found = hostile.run_cases(
-            case
-            for case in hostile.table(given.every)
-            if given.only in " · ".join(case)
-        )
-    else:
-        counts, failures, seed = Counter(), {}, given.seed
-        while time.perf_counter() - start < 60 * given.minutes:
-            some = hostile.run_cases(
-                {hostile.drawn(s) for s in range(seed, seed + 60)}
-            )
-            failures |= some.pop("failures")
-            counts.update(some)
-            seed += 60
-        found = {
-            **counts,
-            "failures": failures,
-            "seeds": [given.seed, seed - 1],
-        }
+    found = hostile.run_cases(
+        case
+        for case in hostile.table(given.every)
+        if given.only in " · ".join(case)
+    )
     found |= {
         "date": date.today().isoformat(),
         "processor": processor(),

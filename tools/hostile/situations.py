@@ -11,6 +11,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -725,46 +726,27 @@ def _twice(layer, x):
     }
 
 
-def _functional(layer, x):
+def _functional(does: Callable, layer, x) -> dict:
     state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-    return torch.func.functional_call(layer, state, (x,))
+    call = lambda v: torch.func.functional_call(layer, state, (v,))
+    return {"result": does(call, x).detach()}
 
 
-@_run("vmap")
-def _vmap(layer, x):
-    return {
-        "output": torch.func.vmap(
-            lambda v: _functional(layer, v), randomness="same"
-        )(torch.stack([x, 2 * x + x.square()])).detach()
-    }
-
-
-@_run("torch.func.grad")
-def _func_grad(layer, x):
-    return {
-        "gradient": torch.func.grad(
-            lambda v: (_functional(layer, v) * upstream(v)).sum()
-        )(x)
-    }
-
-
-@_run("gradient under vmap")
-def _vmap_grad(layer, x):
-    return {
-        "gradient": torch.func.vmap(
-            torch.func.grad(lambda v: _functional(layer, v).sin().sum()),
-            randomness="same",
-        )(torch.stack([x, 2 * x]))
-    }
-
-
-@_run("jvp")
-def _jvp(layer, x):
-    return {
-        "tangent": torch.func.jvp(
-            lambda v: _functional(layer, v), (x,), (torch.cos(x),)
-        )[1].detach()
-    }
+for _name, _does in {
+    "vmap": lambda call, x: torch.func.vmap(call, randomness="same")(
+        torch.stack([x, 2 * x + x.square()])
+    ),
+    "torch.func.grad": lambda call, x: torch.func.grad(
+        lambda v: (call(v) * upstream(v)).sum()
+    )(x),
+    "gradient under vmap": lambda call, x: torch.func.vmap(
+        torch.func.grad(lambda v: call(v).sin().sum()), randomness="same"
+    )(torch.stack([x, 2 * x])),
+    "jvp": lambda call, x: torch.func.jvp(call, (x,), (torch.cos(x),))[1],
+}.items():
+    S[_name] = Situation(
+        functools.partial(_functional, _does), same=True, forwards=2
+    )
 
 
 @_run("forward mode")
@@ -847,48 +829,27 @@ for _name, _how in CHECKPOINTS.items():
 
 @_run("backward in another thread", same=False, forwards=1)
 def _thread(layer, x):
-    x, found = leaf(x), []
-    out = layer(x)
-
-    def work():
-        try:
-            found.append(gathered(layer, x, out))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    x = leaf(x)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(gathered, layer, x, layer(x)).result()
 
 
 @_run("four threads", same=False, alone=True, forwards=1)
 def _threads(layer, x):
-    layers, found, seeds = (
-        [copy.deepcopy(layer) for _ in range(4)],
-        [],
-        threading.Barrier(4),
-    )
+    start = threading.Barrier(4)
 
     def work(layer):
-        seeds.wait()
-        for _ in range(4):
-            again = copy.deepcopy(layer)
-            found.append(clean(again, x.clone()))
+        start.wait()
+        return [clean(copy.deepcopy(layer), x.clone()) for _ in range(4)]
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in layers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(found) != 16:
-        raise RuntimeError(f"{16 - len(found)} of 16 calls failed in threads")
-    for other in found[1:]:
-        if wrong := difference(other, found[0], False):
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = sum(
+            pool.map(work, map(copy.deepcopy, [layer] * 4)), []
+        )
+    for other in others:
+        if wrong := difference(other, first, False):
             raise AssertionError(f"threads disagree: {wrong}")
-    return found[0]
+    return first
 
 
 S["two threads of the kernel"] = Situation(
@@ -1107,13 +1068,12 @@ for _name, _value in {
 
 @dataclass(frozen=True)
 class Known:
-    """`why` layers in their variants, "batch2, in evaluation", and situations
-    that these expressions find are left out or, with a message, may differ.
+    """Layers in their variants, "batch2, in evaluation", and situations that
+    these expressions find are left out or, with a message, may differ.
     """
 
     layer: str
     situation: str
-    why: str
     says: str = ""
 
     def fits(self, layer: str, situation: str, says: str = "") -> bool:
@@ -1128,196 +1088,97 @@ class Known:
 
 
 NOT_TRIED = [
-    Known("functional|over axes", "^(ε|momentum)", "no attributes"),
-    Known(
-        "over axes",
-        "^(weight|bias): (one more axis|fewer)",
-        "a weight (1, 8), or (1,), is one that broadcasts",
-    ),
-    Known(", plain.*, ", "^running_lambda", "the plain layer has none"),
-    Known(
-        "decorrelated",
-        "^gradient: expanded",
-        "a constant one, of which whitening leaves rounding only",
-    ),
-    Known(
-        "with noise", "^four threads", "the order of seeds is not determined"
-    ),
-    Known("functional|over axes", "^pickled", "made of a lambda"),
-    Known(
-        "^(?!.*(batch|averag)).*in evaluation",
-        "^(?!mode|ε)",
-        "without averages it is what it is in training",
-    ),
+    # no attributes
+    Known("functional|over axes", "^(ε|momentum)"),
+    # a weight (1, 8), or (1,), is one that broadcasts
+    Known("over axes", "^(weight|bias): (one more axis|fewer)"),
+    # the plain layer has none
+    Known(", plain.*, ", "^running_lambda"),
+    # a constant one, of which whitening leaves rounding only
+    Known("decorrelated", "^gradient: expanded"),
+    # the order of seeds is not determined
+    Known("with noise", "^four threads"),
+    # made of a lambda
+    Known("functional|over axes", "^pickled"),
+    # without averages it is what it is in training
+    Known("^(?!.*(batch|averag)).*in evaluation", "^(?!mode|ε)"),
 ]
 # refused where PyTorch's layer is right, or different from float64
 KNOWN = [
+    # those over the last axes take its parts, but no gradient is made here as
+    # for others; the function of batches leaves it to PyTorch to refuse
     Known(
         "layer|rms|over axes|batch, functional",
         "input: nested",
-        "those over the last axes take its parts, but no gradient is made here "
-        "as for others; the function of batches leaves it to PyTorch to refuse",
         "NestedTensorImpl|concrete integers|last axes must",
     ),
-    Known(
-        "^batch|^sync",
-        "input: mkldnn",
-        "taken, but PyTorch has no gradient of it",
-        "layout Mkldnn",
-    ),
-    Known(
-        "",
-        "input: no channels",
-        "a wrong number of channels is refused, of an empty input too",
-        "channels",
-    ),
-    Known(
-        "decorrelated1",
-        "nothing in an image",
-        "of (N, C, 0) nothing is left but a wrong number of channels, as above",
-        "channels",
-    ),
-    Known(
-        "group",
-        "nothing in an image",
-        "of no elements PyTorch's layer gives a gradient of NaN, ours 0",
-        "has NaN in other places",
-    ),
-    Known(
-        "group",
-        "broken hook: one more axis",
-        "what comes back must be what was saved; PyTorch's layer takes the "
-        "data",
-        "came back with shape",
-    ),
-    Known(
-        "instance",
-        "complex",
-        "a complex average is refused; PyTorch's layer drops a part of it",
-        "a real floating-point tensor is expected",
-    ),
-    Known(
-        "",
-        "input: functional",
-        "running averages that are no functional tensors cannot be written: an"
-        " assertion of PyTorch's",
-        "RegisterFunctionalization",
-    ),
-    Known(
-        "",
-        "int64",
-        "an integer average is refused; PyTorch's layer reads and rounds it",
-        "a real floating-point tensor is expected",
-    ),
-    Known(
-        "",
-        "one more axis",
-        "an average of another shape is refused, with what is given and what "
-        "is expected",
-        r"expected \(4,\)",
-    ),
-    Known(
-        "",
-        "ε: NaN",
-        "ε = NaN is refused, with what was given and what is expected",
-        "must not be negative",
-    ),
-    Known(
-        "",
-        "torch.func.grad|jvp",
-        "running averages cannot be written under torch.func; PyTorch's fused "
-        "layer writes them unseen",
-        "would mutate a captured Tensor",
-    ),
+    # taken, but PyTorch has no gradient of it
+    Known("^batch|^sync", "input: mkldnn", "layout Mkldnn"),
+    # a wrong number of channels is refused, of an empty input too
+    Known("", "input: no channels", "channels"),
+    # of (N, C, 0) nothing is left but a wrong number of channels, as above
+    Known("decorrelated1", "nothing in an image", "channels"),
+    # of no elements PyTorch's layer gives a gradient of NaN, ours 0
+    Known("group", "nothing in an image", "has NaN in other places"),
+    # what comes back must be what was saved; PyTorch's layer takes the data
+    Known("group", "broken hook: one more axis", "came back with shape"),
+    # a complex average is refused; PyTorch's layer drops a part of it
+    Known("instance", "complex", "a real floating-point tensor is expected"),
+    # running averages that are no functional tensors cannot be written: an
+    # assertion of PyTorch's
+    Known("", "input: functional", "RegisterFunctionalization"),
+    # an integer average is refused; PyTorch's layer reads and rounds it
+    Known("", "int64", "a real floating-point tensor is expected"),
+    # an average of another shape is refused, with what is given and what is
+    # expected
+    Known("", "one more axis", r"expected \(4,\)"),
+    # ε = NaN is refused, with what was given and what is expected
+    Known("", "ε: NaN", "must not be negative"),
+    # running averages cannot be written under torch.func; PyTorch's fused layer
+    # writes them unseen
+    Known("", "torch.func.grad|jvp", "would mutate a captured Tensor"),
+    # PyTorch's layer works on a copy of the weight
     Known(
         "instance",
         "weight changed before backward",
-        "PyTorch's layer works on a copy of the weight",
         "modified by an inplace operation",
     ),
-    Known(
-        "frn",
-        "input: 1e18",
-        "the squares of a unit are summed in its own precision, as timm's",
-        "gradient of tau",
-    ),
-    Known(
-        "layer2|decorrelated",
-        "vmap",
-        "PyTorch does not say within vmap how a tensor lies",
-        "is_contiguous inside of vmap",
-    ),
-    Known(
-        "decorrelated",
-        "autocast",
-        "PyTorch's products of matrices take half precision in a backward pass"
-        " that runs inside autocast, which PyTorch advises against",
-        "gradient of",
-    ),
-    Known(
-        "",
-        "hook: cut",
-        "PyTorch's layer reads beyond the end of a storage that was cut",
-        "the memory of a tensor",
-    ),
-    Known(
-        "",
-        "of inference",
-        "the definition needs the bias for second derivatives, so it is saved;"
-        " PyTorch says what to do",
-        "Inference tensors cannot be saved",
-    ),
-    Known(
-        "",
-        "bias: of inference",
-        "a tensor made in inference mode asks for none",
-        "no gradient of bias",
-    ),
-    Known(
-        "renorm",
-        "weight: of inference",
-        "as above; what is saved is its product with r",
-        "no gradient of weight",
-    ),
-    Known(
-        "",
-        "memory:",
-        "PyTorch's layer reads beyond the end of a storage that was cut, or "
-        "does not need the tensor",
-        "the memory of a tensor",
-    ),
-    Known(
-        "",
-        "expanded|overlapping",
-        "averages whose elements share their memory cannot be written; "
-        "PyTorch's layer writes them all the same",
-        "single memory location",
-    ),
-    Known("", "ε: negative", "a negative ε is refused", "must not be negative"),
-    Known(
-        "batch",
-        "nothing in an image",
-        "an empty input with another number of channels is refused",
-        "given 0 on axis 1",
-    ),
-    Known(
-        "propagated",
-        "1e30 in float16",
-        "of issue 16: where float16 saturates, the gradient is 0",
-        "gradient of input is off",
-    ),
+    # the squares of a unit are summed in its own precision, as timm's
+    Known("frn", "input: 1e18", "gradient of tau"),
+    # PyTorch does not say within vmap how a tensor lies
+    Known("layer2|decorrelated", "vmap", "is_contiguous inside of vmap"),
+    # PyTorch's products of matrices take half precision in a backward pass that
+    # runs inside autocast, which PyTorch advises against
+    Known("decorrelated", "autocast", "gradient of"),
+    # PyTorch's layer reads beyond the end of a storage that was cut
+    Known("", "hook: cut", "the memory of a tensor"),
+    # the definition needs the bias for second derivatives, so it is saved;
+    # PyTorch says what to do
+    Known("", "of inference", "Inference tensors cannot be saved"),
+    # a tensor made in inference mode asks for none
+    Known("", "bias: of inference", "no gradient of bias"),
+    # as above; what is saved is its product with r
+    Known("renorm", "weight: of inference", "no gradient of weight"),
+    # PyTorch's layer reads beyond the end of a storage that was cut, or does
+    # not need the tensor
+    Known("", "memory:", "the memory of a tensor"),
+    # averages whose elements share their memory cannot be written; PyTorch's
+    # layer writes them all the same
+    Known("", "expanded|overlapping", "single memory location"),
+    # a negative ε is refused
+    Known("", "ε: negative", "must not be negative"),
+    # an empty input with another number of channels is refused
+    Known("batch", "nothing in an image", "given 0 on axis 1"),
+    # of issue 16: where float16 saturates, the gradient is 0
+    Known("propagated", "1e30 in float16", "gradient of input is off"),
+    # of issue 16: where float16 saturates, the definition's gradient is 0 and
+    # the kernel's is not
     Known(
         "safeguarded, in evaluation",
         "1e30 in float16",
-        "of issue 16: where float16 saturates, the definition's gradient is 0 "
-        "and the kernel's is not",
         "gradient of input is off",
     ),
-    Known(
-        "both transforms",
-        "vmap",
-        "open since the table grew and chose this case: in evaluation results "
-        "reach 1e216 and more, and nobody has looked at what they differ by",
-        "is off by",
-    ),
+    # open since the table grew and chose this case: in evaluation results reach
+    # 1e216 and more, and nobody has looked at what they differ by
+    Known("both transforms", "vmap", "is off by"),
 ]
