@@ -16,6 +16,8 @@ __all__ = [
     "qq_plot",
     "seed_dots",
     "flow",
+    "markdown",
+    "table",
     "underlined",
     "widget",
 ]
@@ -26,11 +28,13 @@ import html
 import io
 import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .names import to_install
 
 if TYPE_CHECKING:
+    from IPython.display import Markdown
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -313,6 +317,47 @@ def flow(
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(True)
     return fig, list(axes[::2])
+
+
+# %% ../nbs/720_plots.ipynb #5b64c419
+def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown, whose columns are as wide as what they hold.
+
+    `header`: the headings; `body`: its lines, each a cell for each heading.
+
+    Example:
+
+        >>> print(markdown(["arm", "seeds"], [["BN", 10]]))
+        | arm | seeds |
+        | --- | ----- |
+        | BN  | 10    |
+    """
+    lines = [[str(cell) for cell in line] for line in (header, *body)]
+    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * w for w in width])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
+        for line in lines
+    )
+
+
+def table(
+    header: str, body: Iterable[Iterable[Any]], below: str = ""
+) -> "Markdown":
+    """A table for the page of a notebook.
+
+    `header`: the headings, with "|" between them; `body`: its lines, each a
+    cell for each heading; `below`: text under the table, in Markdown.
+
+    Example:
+
+        >>> table("arm | seeds", [["BN", 10]], "One arm.").data.splitlines()[-1]
+        'One arm.'
+    """
+    from IPython.display import Markdown
+
+    head = [cell.strip() for cell in header.split("|")]
+    return Markdown(f"{markdown(head, body)}\n\n{below}")
 
 
 # %% ../nbs/720_plots.ipynb #8e02b6d4
