@@ -58,19 +58,31 @@ def to_install(extra: str = "") -> str:
 
 # %% ../nbs/705_names.ipynb #9d96636e
 @contextmanager
-def refused(kind: type[Exception] = ValueError) -> Iterator[None]:
+def refused(
+    kind: type[Exception] | tuple[type[Exception], ...] = ValueError,
+    folder: str = "",
+    bullet: str = "",
+) -> Iterator[None]:
     """The block must raise an error of this `kind`, whose message is printed;
     `AssertionError` where it raises none.
 
+    `folder`: a path that the message shows as "…"; `bullet`: what stands before
+    the message, whose lines are then indented.
+
     Example:
 
-        >>> with refused(ZeroDivisionError):
+        >>> with refused(ZeroDivisionError, bullet="- "):
         ...     1 / 0
-        division by zero
+        - division by zero
     """
     try:
         yield
     except kind as error:
-        print(textwrap.fill(str(error), 80))
+        said = str(error).replace(folder, "…") if folder else str(error)
+        print(
+            textwrap.fill(
+                bullet + said, 80, subsequent_indent=" " * len(bullet)
+            )
+        )
     else:
-        raise AssertionError(f"no {kind.__name__} was raised")
+        raise AssertionError("nothing was refused")

@@ -342,12 +342,15 @@ def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
 
 
 def table(
-    header: str, body: Iterable[Iterable[Any]], below: str = ""
+    header: str,
+    body: Iterable[Iterable[Any]],
+    below: str = "",
+    above: str = "",
 ) -> "Markdown":
     """A table for the page of a notebook.
 
     `header`: the headings, with "|" between them; `body`: its lines, each a
-    cell for each heading; `below`: text under the table, in Markdown.
+    cell for each heading; `below` and `above`: text beside it, in Markdown.
 
     Example:
 
@@ -357,7 +360,7 @@ def table(
     from IPython.display import Markdown
 
     head = [cell.strip() for cell in header.split("|")]
-    return Markdown(f"{markdown(head, body)}\n\n{below}")
+    return Markdown(f"{above}\n\n{markdown(head, body)}\n\n{below}")
 
 
 # %% ../nbs/720_plots.ipynb #8e02b6d4
