@@ -56,6 +56,7 @@ STYLE: dict[str, Any] = {
     "legend.framealpha": 0.0,
     "figure.figsize": (6.4, 3.4),
     "figure.dpi": 100.0,
+    "figure.constrained_layout.use": True,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
