@@ -407,6 +407,7 @@ const panel = (name, [x0, x1], [y0, y1], xticks, yticks, label) => {
     `<text x="${left}" y="${top}" text-anchor="${anchor}">`
     + `${minus(content)}</text>`;
   svg.setAttribute("viewBox", "0 0 300 206");
+  svg.setAttribute("role", "img");
   svg.innerHTML = `<path d="M36 10V160H294" fill="none" stroke="currentColor"/>`
     + xticks.map(v => `<path d="M${36 + x(v)} 160v4" stroke="currentColor"/>` +
         text(36 + x(v), 178, "middle", v)).join("")
@@ -439,6 +440,8 @@ const bell = (deviation = 1) => range(-4, 4, 80).map(v =>
     [v, normal(v, deviation)]);
 const controls = show => {
   const inputs = [...root.querySelectorAll("input")];
+  for (const output of root.querySelectorAll("output")) output.setAttribute(
+      "aria-live", "off");
   const update = () => {
     const said = show(Object.fromEntries(
         inputs.map(i => [i.name, Number(i.value)])));
@@ -458,9 +461,10 @@ const controls = show => {
   }
   update();
 };
-return {mean, range, minus, normal, standard, skewness, psi, nll, derivatives,
+const colours = COLOURS;
+return {colours, mean, range, minus, normal, standard, skewness, psi, nll, derivatives,
     panel, histogram, bars, bell, controls};
-};"""
+};""".replace("COLOURS", json.dumps(PALETTE))
 
 
 # %% ../nbs/720_plots.ipynb #2418886c
@@ -490,9 +494,9 @@ def widget(
     `markup`: HTML of the live figure. `script`: the body of a JavaScript
     function of `root`, the element that holds the markup, of `data`, which may
     be anything that JSON can say, and of `kit`, what such figures share:
-    `panel`, `histogram`, `bars`, `bell` and `controls` draw; `mean`, `range`,
-    `minus`, `normal`, `standard`, `skewness`, `psi`, `nll` and `derivatives`
-    compute. `alt`: what the still figure shows, in words.
+    `panel`, `histogram`, `bars`, `bell` and `controls` draw, in `colours`;
+    `mean`, `range`, `minus`, `normal`, `standard`, `skewness`, `psi`, `nll` and
+    `derivatives` compute. `alt`: what the still figure shows, in words.
     A child `class="panels"` lays out its SVGs side by side where there is room,
     `class="controls"` a row of controls.
     The same arguments give the same bytes; several fragments, and several
