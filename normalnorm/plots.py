@@ -462,8 +462,8 @@ const controls = show => {
   update();
 };
 const colours = COLOURS;
-return {colours, mean, range, minus, normal, standard, skewness, psi, nll, derivatives,
-    panel, histogram, bars, bell, controls};
+return {colours, mean, range, minus, normal, standard, skewness, psi, nll,
+    derivatives, panel, histogram, bars, bell, controls};
 };""".replace("COLOURS", json.dumps(PALETTE))
 
 
