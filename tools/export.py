@@ -39,9 +39,10 @@ IGNORED = ("checks", "_modidx.py", "__pycache__")
 GENERATED = ("README.md", "_quarto.yml")
 
 
-def imports_for(cells: list[str], checks: list[str]) -> str:
+def imports_for(checks: list[str], cells: list[str], module: str) -> str:
     """The imports of a chapter's other cells of the names that its checks use:
-    a chapter imports a name once.
+    a chapter imports a name once. `module`: that of the checks, which a cell
+    may import.
     """
     used = {
         node.id
@@ -52,7 +53,10 @@ def imports_for(cells: list[str], checks: list[str]) -> str:
     found: dict[str, None] = {}
     for cell in cells:
         for node in ast.parse(re.sub("(?m)^ *[%!].*", "", cell)).body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
+            if (
+                isinstance(node, (ast.Import, ast.ImportFrom))
+                and getattr(node, "module", "") != module
+            ):
                 node.names = [
                     n
                     for n in node.names
@@ -74,6 +78,7 @@ def check_module(chapter: Chapter) -> str | None:
     if not cells:
         return None
     module = chapter.module
+    imports = imports_for(cells, others, f"normalnorm.checks.{module}")
     depth = "../" * (module.count(".") + 2)
     head = (
         f'"The claims of chapter {chapter.name}, with their checks."\n\n'
@@ -83,7 +88,7 @@ def check_module(chapter: Chapter) -> str | None:
     )
     return narrow(head) + "".join(
         f"\n# %% {depth}nbs/{chapter.name}.ipynb\n{cell}\n"
-        for cell in (imports_for(others, cells), *cells)
+        for cell in (imports, *cells)
         if cell
     )
 
