@@ -1030,7 +1030,12 @@ class Scan(NamedTuple):
     problems: list[ResultsError]
 
     def refuse_problems(self) -> None:
-        "Raises `ResultsError` where something is wrong."
+        """Raises `ResultsError` where something is wrong.
+
+        Example:
+
+            >>> Scan({}, []).refuse_problems()
+        """
         if self.problems:
             raise ResultsError("\n".join(map(str, self.problems)))
 
