@@ -262,10 +262,10 @@ def claim(
     source: str,
     statement: str,
     kind: str,
-    verdict: str,
-    evidence: str,
     formula: Any,
     mutant: Any,
+    verdict: str = "holds",
+    evidence: str = "numerical",
     condition: str = "",
     requires: Iterable[str] = (),
     slow: bool = False,
@@ -275,7 +275,9 @@ def claim(
 
     The check takes one argument, `formula` or `mutant`, returns nothing and
     raises `AssertionError` when the argument is wrong. `requires` names
-    optional packages; `slow` marks a check of more than two seconds.
+    optional packages; `slow` marks a check of more than two seconds. Without
+    a `verdict` a claim holds, without `evidence` sampled points are all there
+    is.
 
     Raises `ValueError` for an unknown kind, verdict or evidence, for a verdict
     "holds if" without a condition, and for an identifier that is taken.

@@ -16,6 +16,8 @@ __all__ = [
     "qq_plot",
     "seed_dots",
     "flow",
+    "markdown",
+    "table",
     "underlined",
     "widget",
 ]
@@ -26,11 +28,13 @@ import html
 import io
 import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .names import to_install
 
 if TYPE_CHECKING:
+    from IPython.display import Markdown
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -52,6 +56,7 @@ STYLE: dict[str, Any] = {
     "legend.framealpha": 0.0,
     "figure.figsize": (6.4, 3.4),
     "figure.dpi": 100.0,
+    "figure.constrained_layout.use": True,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -315,6 +320,50 @@ def flow(
     return fig, list(axes[::2])
 
 
+# %% ../nbs/720_plots.ipynb #5b64c419
+def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown, whose columns are as wide as what they hold.
+
+    `header`: the headings; `body`: its lines, each a cell for each heading.
+
+    Example:
+
+        >>> print(markdown(["arm", "seeds"], [["BN", 10]]))
+        | arm | seeds |
+        | --- | ----- |
+        | BN  | 10    |
+    """
+    lines = [[str(cell) for cell in line] for line in (header, *body)]
+    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * w for w in width])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
+        for line in lines
+    )
+
+
+def table(
+    header: str,
+    body: Iterable[Iterable[Any]],
+    below: str = "",
+    above: str = "",
+) -> "Markdown":
+    """A table for the page of a notebook.
+
+    `header`: the headings, with "|" between them; `body`: its lines, each a
+    cell for each heading; `below` and `above`: text beside it, in Markdown.
+
+    Example:
+
+        >>> table("arm | seeds", [["BN", 10]], "One arm.").data.splitlines()[-1]
+        'One arm.'
+    """
+    from IPython.display import Markdown
+
+    head = [cell.strip() for cell in header.split("|")]
+    return Markdown(f"{above}\n\n{markdown(head, body)}\n\n{below}")
+
+
 # %% ../nbs/720_plots.ipynb #8e02b6d4
 # 258 by 150 units, within margins for the labels; an inner svg cuts off what
 # leaves the axes
@@ -358,6 +407,7 @@ const panel = (name, [x0, x1], [y0, y1], xticks, yticks, label) => {
     `<text x="${left}" y="${top}" text-anchor="${anchor}">`
     + `${minus(content)}</text>`;
   svg.setAttribute("viewBox", "0 0 300 206");
+  svg.setAttribute("role", "img");
   svg.innerHTML = `<path d="M36 10V160H294" fill="none" stroke="currentColor"/>`
     + xticks.map(v => `<path d="M${36 + x(v)} 160v4" stroke="currentColor"/>` +
         text(36 + x(v), 178, "middle", v)).join("")
@@ -390,6 +440,8 @@ const bell = (deviation = 1) => range(-4, 4, 80).map(v =>
     [v, normal(v, deviation)]);
 const controls = show => {
   const inputs = [...root.querySelectorAll("input")];
+  for (const output of root.querySelectorAll("output")) output.setAttribute(
+      "aria-live", "off");
   const update = () => {
     const said = show(Object.fromEntries(
         inputs.map(i => [i.name, Number(i.value)])));
@@ -409,9 +461,10 @@ const controls = show => {
   }
   update();
 };
-return {mean, range, minus, normal, standard, skewness, psi, nll, derivatives,
-    panel, histogram, bars, bell, controls};
-};"""
+const colours = COLOURS;
+return {colours, mean, range, minus, normal, standard, skewness, psi, nll,
+    derivatives, panel, histogram, bars, bell, controls};
+};""".replace("COLOURS", json.dumps(PALETTE))
 
 
 # %% ../nbs/720_plots.ipynb #2418886c
@@ -441,9 +494,9 @@ def widget(
     `markup`: HTML of the live figure. `script`: the body of a JavaScript
     function of `root`, the element that holds the markup, of `data`, which may
     be anything that JSON can say, and of `kit`, what such figures share:
-    `panel`, `histogram`, `bars`, `bell` and `controls` draw; `mean`, `range`,
-    `minus`, `normal`, `standard`, `skewness`, `psi`, `nll` and `derivatives`
-    compute. `alt`: what the still figure shows, in words.
+    `panel`, `histogram`, `bars`, `bell` and `controls` draw, in `colours`;
+    `mean`, `range`, `minus`, `normal`, `standard`, `skewness`, `psi`, `nll` and
+    `derivatives` compute. `alt`: what the still figure shows, in words.
     A child `class="panels"` lays out its SVGs side by side where there is room,
     `class="controls"` a row of controls.
     The same arguments give the same bytes; several fragments, and several

@@ -11,6 +11,7 @@ other processes import them; they are made wherever the package is built, and
 brought up to date before a build and before the tests.
 """
 
+import ast
 import difflib
 import json
 import os
@@ -39,18 +40,46 @@ GENERATED = ("README.md", "_quarto.yml")
 UNSEEN = {"hide", "export", "default_exp", "label"}  # in the README
 
 
+def imports_for(checks: list[str], cells: list[str], module: str) -> str:
+    """The imports of a chapter's other cells of the names that its checks use:
+    a chapter imports a name once. `module`: that of the checks, which a cell
+    may import.
+    """
+    used = {
+        node.id
+        for check in checks
+        for node in ast.walk(ast.parse(check))
+        if isinstance(node, ast.Name)
+    }
+    found: dict[str, None] = {}
+    for cell in cells:
+        for node in ast.parse(re.sub("(?m)^ *[%!].*", "", cell)).body:
+            if (
+                isinstance(node, (ast.Import, ast.ImportFrom))
+                and getattr(node, "module", "") != module
+            ):
+                node.names = [
+                    n
+                    for n in node.names
+                    if (n.asname or n.name).split(".")[0] in used
+                ]
+                if node.names:
+                    found[ast.unparse(node)] = None
+    return "\n".join(found)
+
+
 def check_module(chapter: Chapter) -> str | None:
     """The text of normalnorm/checks/….py for a chapter with `#| check` cells,
     else None.
     """
-    cells = [
-        without_directives(s)
-        for s in chapter.code_cells()
-        if "check" in directives(s)
-    ]
+    cells, others = [], []
+    for s in chapter.code_cells():
+        kind = cells if "check" in directives(s) else others
+        kind.append(without_directives(s))
     if not cells:
         return None
     module = chapter.module
+    imports = imports_for(cells, others, f"normalnorm.checks.{module}")
     depth = "../" * (module.count(".") + 2)
     head = (
         f'"The claims of chapter {chapter.name}, with their checks."\n\n'
@@ -59,7 +88,9 @@ def check_module(chapter: Chapter) -> str | None:
         f'__chapter__ = "{chapter.name}"\n'
     )
     return narrow(head) + "".join(
-        f"\n# %% {depth}nbs/{chapter.name}.ipynb\n{cell}\n" for cell in cells
+        f"\n# %% {depth}nbs/{chapter.name}.ipynb\n{cell}\n"
+        for cell in (imports, *cells)
+        if cell
     )
 
 

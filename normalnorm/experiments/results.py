@@ -1034,6 +1034,16 @@ class Scan(NamedTuple):
     rows: dict[Path, dict[str, Any]]
     problems: list[ResultsError]
 
+    def refuse_problems(self) -> None:
+        """Raises `ResultsError` where something is wrong.
+
+        Example:
+
+            >>> Scan({}, []).refuse_problems()
+        """
+        if self.problems:
+            raise ResultsError("\n".join(map(str, self.problems)))
+
 
 def scan(
     recipe: "Recipe | str", scale: str, out: Path | str | None = None
@@ -1103,8 +1113,7 @@ def pack(
         0
     """
     found = scan(recipe, scale, out)
-    if found.problems:
-        raise ResultsError("\n".join(map(str, found.problems)))
+    found.refuse_problems()
     files = [path for path in found.rows if path.exists()]
     if not files:
         return 0
@@ -1290,8 +1299,8 @@ def rows(
     recipe = find(recipe)
     recipe.arms(scale)
     found = scan(recipe, scale, out)
-    if found.problems and not usable_only:
-        raise ResultsError("\n".join(map(str, found.problems)))
+    if not usable_only:
+        found.refuse_problems()
     mine = current(recipe, scale, found.rows)
     _one_draw(mine)
     if not any_code:
@@ -1363,8 +1372,7 @@ def by_arm(
     """
     out = Path(out or book_results())
     found = scan(name, scale, out)
-    if found.problems:
-        raise ResultsError("\n".join(map(str, found.problems)))
+    found.refuse_problems()
     if not found.rows:
         raise ResultsError(
             f"{out / name / scale} holds no rows: make them with "

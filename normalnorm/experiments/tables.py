@@ -8,7 +8,6 @@ experiment costs before it is run.
 
 # %% auto #0
 __all__ = [
-    "markdown",
     "table",
     "caption",
     "Effects",
@@ -41,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from ..names import near
+from ..plots import markdown
 from normalnorm.experiments.results import (
     Recipe,
     ResultsError,
@@ -73,27 +73,6 @@ from normalnorm.experiments.statistics import (
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #5758f7d3
-def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown, whose columns are as wide as what they hold.
-
-    `header`: the headings; `body`: its lines, each a cell for each heading.
-
-    Example:
-
-        >>> print(markdown(["arm", "seeds"], [["BN", 10]]))
-        | arm | seeds |
-        | --- | ----- |
-        | BN  | 10    |
-    """
-    lines = [[str(cell) for cell in line] for line in (header, *body)]
-    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * w for w in width])
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
-        for line in lines
-    )
-
-
 def _seeds(seeds: Iterable[int]) -> str:
     "The seeds in short: 0–4, 7."
     found = sorted(set(seeds))

@@ -12,6 +12,8 @@ __all__ = [
     "TRAINING",
     "KINDS",
     "IMAGENET",
+    "RESIDUAL",
+    "THIN",
     "resnet50",
     "resnet101",
     "resnext50",
@@ -32,6 +34,7 @@ __all__ = [
 
 # %% ../../../nbs/540_experiments.recipes.proxy_paper.ipynb #540a0006
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +45,7 @@ from ..networks.residual import Block
 from normalnorm.experiments.recipes.proxy import (
     SAMPLES,
     built,
+    proxy,
     proxy_model,
     run,
 )
@@ -212,6 +216,7 @@ IMAGENET = {
     "EfficientNet-B0, groups": ("efficientnet_b0_grouped", {}, 224, _EFFICIENT),
     "EfficientNet-B2, groups": ("efficientnet_b2_grouped", {}, 260, _EFFICIENT),
 }
+RESIDUAL, THIN = tuple(IMAGENET)[:4], tuple(IMAGENET)[4:]
 
 
 def _training(efficient: bool, norm: dict[str, Any]) -> dict[str, Any]:
@@ -470,55 +475,31 @@ def _sweep(
     parts: dict[str, int],
 ) -> Recipe:
     "Arms of ResNet-50 at scale paper, of ResNet-20 at book, of 8 at smoke."
-    scales: dict[str, dict[str, Any]] = {"smoke": {}, "book": {}, "paper": {}}
-    for arm, norm in norms.items():
-        small = {"model": "cifar_resnet20", "norm": norm | {"groups": 4}}
-        train = {"epochs": 30, "batch": 128, "lr": 0.1, "weight_decay": 5e-4}
-        split = lambda whole, arm=arm: (
-            {"accumulate": whole // parts[arm]} if arm in parts else {}
-        )
-        scales["smoke"][arm] = {
-            **small,
-            "data": "digits",
-            "images": 128,
-            "model_arguments": {
-                "depth": 8,
-                "widths": [8, 8, 16],
-                "channels": 1,
-                "preactivation": True,
-            },
-            "train": {"epochs": 1, "batch": 32, **split(32)},
-        }
-        scales["book"][arm] = {
-            **small,
-            "data": "fashion",
-            "images": 2000,
-            "model_arguments": {
-                "channels": 1,
-                "stem_stride": 2,
-                "preactivation": True,
-            },
-            "train": train | split(128),
-        }
-        whole = _paper_arm("ResNet-50", "GN+PN", "")
-        scales["paper"][arm] = {
-            **whole,
-            "norm": norm,
-            "train": whole["train"] | split(256),
-        }
-    return Recipe(
+    bases = {
+        "smoke": proxy.arms("smoke")["GN"]
+        | {"images": 128, "train": {"epochs": 1, "batch": 32}},
+        "book": proxy.arms("book")["GN"],
+        "paper": _paper_arm("ResNet-50", "GN+PN", ""),
+    }
+
+    def arm(scale: str, name: str) -> dict[str, Any]:
+        base, norm = bases[scale], norms[name]
+        train = dict(base["train"])
+        if name in parts:
+            train["accumulate"] = train["batch"] // parts[name]
+        small = {} if scale == "paper" else {"groups": 4}
+        return base | {"norm": norm | small, "train": train}
+
+    return replace(
+        proxy,
         name=name,
         title=title,
         claims=(claim,),
-        scales=scales,
-        run=paper_run,
-        columns={
-            "test_last": "test accuracy, last epoch (%)",
-            "train_last": "training accuracy (%)",
-            "collapse_after": "power in channel means, after training",
+        scales={
+            scale: {name: arm(scale, name) for name in norms} for scale in bases
         },
+        run=paper_run,
         compare=compare,
-        compared=("test_last",),
         primary=(Contrast(*compare[0], "test_last"),),
         deviation={
             "test_last": Deviation(
@@ -527,11 +508,10 @@ def _sweep(
                 "printed deviations are smaller",
             )
         },
-        negligible={"test_last": 0.5},
         seeds={"smoke": 1, "book": 5, "paper": 3},
-        tuned_on="nothing",
         tuned="Not tuned: settings of proxy-norm at book, of "
         "proxy-norm-resnet-50 at paper",
+        paper={},
         cost={
             "smoke": "seconds",
             "book": "about 4 CPU minutes a seed",
@@ -580,33 +560,23 @@ TABLES = {
         ),
     ),
     "3, 7, 10": (
-        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        RESIDUAL,
         ("BN", "GN", "GN+PN"),
     ),
     "4, 8, 11": (
-        (
-            "EfficientNet-B0",
-            "EfficientNet-B2",
-            "EfficientNet-B0, groups",
-            "EfficientNet-B2, groups",
-        ),
+        THIN,
         ("BN", "GN", "GN+PN", "Evo-S0", "GN+WS", "FRN+TLU"),
     ),
     "12": (
-        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        RESIDUAL,
         ("BN", "GN", "GN+PN", "GN+PN, plain proxy"),
     ),
     "13": (
-        (
-            "EfficientNet-B0",
-            "EfficientNet-B2",
-            "EfficientNet-B0, groups",
-            "EfficientNet-B2, groups",
-        ),
+        THIN,
         ("BN", "GN", "GN+PN", "GN+PN, plain proxy"),
     ),
     "14": (
-        ("ResNet-50", "ResNet-101", "ResNeXt-50", "ResNeXt-101"),
+        RESIDUAL,
         ("BN", "GN", "GN+PN"),
     ),
 }
