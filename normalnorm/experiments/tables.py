@@ -32,6 +32,7 @@ import functools
 import itertools
 import json
 import math
+import numbers
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -92,6 +93,42 @@ def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, width)) + " |"
         for line in lines
     )
+
+
+def display_table(
+    header: str | Iterable[Any],
+    body: Iterable[Iterable[Any]],
+    spec: str = "",
+    note: str = "",
+) -> Any:
+    """The table of `markdown` for a notebook to show, as IPython's `Markdown`.
+
+    `header`: the headings, or all of them in one string with " | " between
+    them; `body`: as for `markdown`; `spec`: how numbers that are no integers
+    are written; `note`: what stands below.
+
+    Example:
+
+        >>> found = display_table("law | mean", [["normal", 0.25]], ".1f")
+        >>> print(found.data)
+        | law    | mean |
+        | ------ | ---- |
+        | normal | 0.2  |
+    """
+    from IPython.display import Markdown
+
+    heads = header.split(" | ") if isinstance(header, str) else header
+    lines = [
+        [
+            format(cell, spec)
+            if isinstance(cell, numbers.Real)
+            and not isinstance(cell, numbers.Integral)
+            else cell
+            for cell in line
+        ]
+        for line in body
+    ]
+    return Markdown("\n\n".join([markdown(heads, lines), note]).strip())
 
 
 def _seeds(seeds: Iterable[int]) -> str:
