@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "run_claim",
     "claim",
+    "randn64",
     "ledger",
     "select",
     "verify",

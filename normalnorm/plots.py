@@ -51,6 +51,7 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "legend.framealpha": 0.0,
     "figure.figsize": (6.4, 3.4),
+    "figure.constrained_layout.use": True,
     "figure.dpi": 100.0,
     "text.color": INK,
     "axes.edgecolor": INK,

@@ -9,6 +9,7 @@ experiment costs before it is run.
 # %% auto #0
 __all__ = [
     "markdown",
+    "display_table",
     "table",
     "caption",
     "Effects",
