@@ -263,7 +263,7 @@ def claim(
     source: str,
     statement: str,
     kind: str,
-    verdict: str,
+    verdict: str = "holds",
     evidence: str,
     formula: Any,
     mutant: Any,
