@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import normalnorm
+from normalnorm.checks.theory.collapse import arc_cosine
+from normalnorm.checks.theory.covariance_field import computed
 from normalnorm.theory import covariance_field as fields
 from normalnorm.theory import pairs
 from normalnorm.theory.correlation_map import (
@@ -130,21 +132,18 @@ def test_bmlv_of_unequal_samples_with_epsilon():
 
 
 def test_epsilon_noise_and_skip():
-    kappa = lambda c: (
-        (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
-    )
     assert correlation_map(0.4, "relu", "layer", eps=0.5) == pytest.approx(
-        kappa(0.4)
+        arc_cosine(0.4)
     )
     y = 1 / 1.5  # ε makes β larger beside y
     assert correlation_map(
         0.4, "relu", "layer", 0.0, 0.3, 0.5
-    ) == pytest.approx(kappa((0.4 * y + 0.09) / (y + 0.09)))
+    ) == pytest.approx(arc_cosine((0.4 * y + 0.09) / (y + 0.09)))
     assert correlation_map(0.4, "relu", "rms", noise=0.7) == pytest.approx(
-        kappa(0.4 / (1 + 2 / math.pi * 0.49))
+        arc_cosine(0.4 / (1 + 2 / math.pi * 0.49))
     )
     assert correlation_map(0.4, "relu", "layer", skip=2.0) == pytest.approx(
-        (kappa(0.4) + 1.6) / 5
+        (arc_cosine(0.4) + 1.6) / 5
     )
     assert slope("relu", "proxy", skip=2.0) == pytest.approx(
         (math.pi / (math.pi - 1) + 4) / 5
@@ -386,21 +385,6 @@ def small_images(count):
     return F.adaptive_avg_pool2d(images.double(), 7)
 
 
-def computed(images, norm, depth, eps=0.0, group=None, drawn=4096):
-    field, found = fields.image_field(images), []
-    for _ in range(depth):
-        y, field = fields.next_field(
-            fields.convolved(field, images.shape),
-            len(images),
-            norm,
-            eps=eps,
-            group=group,
-            drawn=drawn,
-        )
-        found.append(fields.power_shares(y, len(images))[:3])
-    return found
-
-
 def measured(images, norm, depth, width, seed, group=None):
     "The shares in a network of the library's and PyTorch's layers."
     torch.manual_seed(seed)
@@ -494,7 +478,9 @@ def record(images=16, width=512, nets=16, depth=10):
             for key, value in (
                 (
                     "computed",
-                    computed(pictures, norm, depth, drawn=16384, **settings),
+                    computed(
+                        pictures, norm, depth, drawn=16384, **settings
+                    ).numpy(),
                 ),
                 ("measured", runs.mean(0)),
                 ("error", runs.std(0, ddof=1) / nets**0.5),
