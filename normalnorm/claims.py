@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "run_claim",
     "claim",
+    "randn64",
     "ledger",
     "select",
     "verify",
@@ -349,6 +350,19 @@ def claim(
         return check
 
     return register
+
+
+def randn64(*shape: int, **how: Any) -> torch.Tensor:
+    """`torch.randn` in float64, in which most checks compute.
+
+    `shape`: of what is drawn; `how`: what else `torch.randn` takes.
+
+    Example:
+
+        >>> randn64(2, 3).dtype, randn64(2, 3).shape
+        (torch.float64, torch.Size([2, 3]))
+    """
+    return torch.randn(*shape, dtype=torch.float64, **how)
 
 
 # %% ../nbs/710_claims.ipynb #c1919110

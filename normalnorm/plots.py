@@ -27,6 +27,7 @@ import hashlib
 import html
 import io
 import json
+import numbers
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,8 @@ STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "legend.framealpha": 0.0,
     "figure.figsize": (6.4, 3.4),
-    "figure.dpi": 100.0,
     "figure.constrained_layout.use": True,
+    "figure.dpi": 100.0,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -343,25 +344,42 @@ def markdown(header: Iterable[Any], body: Iterable[Iterable[Any]]) -> str:
 
 
 def table(
-    header: str,
+    header: str | Iterable[Any],
     body: Iterable[Iterable[Any]],
+    *,
+    spec: str = "",
     below: str = "",
     above: str = "",
 ) -> "Markdown":
     """A table for the page of a notebook.
 
-    `header`: the headings, with "|" between them; `body`: its lines, each a
-    cell for each heading; `below` and `above`: text beside it, in Markdown.
+    `header`: the headings, or all of them in one string with " | " between
+    them; `body`: its lines, each a cell for each heading; `spec`: how numbers
+    that are no integers are written; `below` and `above`: text beside it, in
+    Markdown.
 
     Example:
 
-        >>> table("arm | seeds", [["BN", 10]], "One arm.").data.splitlines()[-1]
-        'One arm.'
+        >>> found = table("law | mean", [["normal", 0.25]], spec=".1f")
+        >>> print(found.data.strip())
+        | law    | mean |
+        | ------ | ---- |
+        | normal | 0.2  |
     """
     from IPython.display import Markdown
 
-    head = [cell.strip() for cell in header.split("|")]
-    return Markdown(f"{above}\n\n{markdown(head, body)}\n\n{below}")
+    heads = header.split(" | ") if isinstance(header, str) else header
+    lines = [
+        [
+            format(cell, spec)
+            if isinstance(cell, numbers.Real)
+            and not isinstance(cell, numbers.Integral)
+            else cell
+            for cell in line
+        ]
+        for line in body
+    ]
+    return Markdown(f"{above}\n\n{markdown(heads, lines)}\n\n{below}")
 
 
 # %% ../nbs/720_plots.ipynb #8e02b6d4

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from normalnorm.checks.theory.collapse import arc_cosine
 from normalnorm.theory import covariance_field as fields
 from normalnorm.theory import pairs
 from normalnorm.theory.correlation_map import (
@@ -123,21 +124,18 @@ def test_bmlv_of_unequal_samples_with_epsilon():
 
 
 def test_epsilon_noise_and_skip():
-    kappa = lambda c: (
-        (math.sqrt(1 - c * c) + (math.pi - math.acos(c)) * c) / math.pi
-    )
     assert correlation_map(0.4, "relu", "layer", eps=0.5) == pytest.approx(
-        kappa(0.4)
+        arc_cosine(0.4)
     )
     y = 1 / 1.5  # ε makes β larger beside y
     assert correlation_map(
         0.4, "relu", "layer", 0.0, 0.3, 0.5
-    ) == pytest.approx(kappa((0.4 * y + 0.09) / (y + 0.09)))
+    ) == pytest.approx(arc_cosine((0.4 * y + 0.09) / (y + 0.09)))
     assert correlation_map(0.4, "relu", "rms", noise=0.7) == pytest.approx(
-        kappa(0.4 / (1 + 2 / math.pi * 0.49))
+        arc_cosine(0.4 / (1 + 2 / math.pi * 0.49))
     )
     assert correlation_map(0.4, "relu", "layer", skip=2.0) == pytest.approx(
-        (kappa(0.4) + 1.6) / 5
+        (arc_cosine(0.4) + 1.6) / 5
     )
     assert slope("relu", "proxy", skip=2.0) == pytest.approx(
         (math.pi / (math.pi - 1) + 4) / 5

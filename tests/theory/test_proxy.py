@@ -473,62 +473,40 @@ def test_parameters_that_need_no_gradient():
 
 
 @pytest.mark.parametrize(
-    "arguments, options, error, words",
+    "wrong, error, words",
     [
         (
-            (torch.ones(3), torch.ones(4)),
-            {},
+            {"bias": torch.ones(4)},
             ValueError,
             r"bias has shape \(4,\), weight \(3,\)",
         ),
+        ({"proxy_mean": torch.ones(2)}, ValueError, "proxy_mean has shape"),
         (
-            (torch.ones(3), torch.ones(3), torch.ones(2)),
-            {},
-            ValueError,
-            "proxy_mean has shape",
-        ),
-        (
-            (torch.ones(3), torch.ones(3, dtype=torch.int64)),
-            {},
+            {"bias": torch.ones(3, dtype=torch.int64)},
             TypeError,
             "bias is a tensor of torch.int64",
         ),
-        ((torch.ones(3), None), {}, TypeError, "bias is None"),
+        ({"bias": None}, TypeError, "bias is None"),
+        ({"activation": "rellu"}, ValueError, "relu"),
+        ({"samples": 0}, ValueError, "samples=0"),
+        ({"samples": 2.5}, ValueError, "samples=2.5"),
         (
-            (torch.ones(3), torch.ones(3)),
-            {"activation": "rellu"},
-            ValueError,
-            "relu",
-        ),
-        (
-            (torch.ones(3), torch.ones(3)),
-            {"samples": 0},
-            ValueError,
-            "samples=0",
-        ),
-        (
-            (torch.ones(3), torch.ones(3)),
-            {"samples": 2.5},
-            ValueError,
-            "samples=2.5",
-        ),
-        (
-            (torch.ones(3), torch.ones(3)),
             {"activation": lambda y: y.sum(-1)},
             ValueError,
             "element by element",
         ),
         (
-            (torch.ones(3), torch.ones(3)),
             {"activation": lambda y: y.sum(-1), "samples": None},
             ValueError,
             "element by element",
         ),
     ],
 )
-def test_errors(arguments, options, error, words):
+def test_errors(wrong, error, words):
     with pytest.raises(error, match=words):
-        proxy_statistics(*arguments, **options)
+        proxy_statistics(
+            **{"weight": torch.ones(3), "bias": torch.ones(3)} | wrong
+        )
 
 
 def test_other_default_dtype():
