@@ -800,7 +800,7 @@ def _neural_tangents() -> Any:
         raise ImportError(
             "layer norm's map is compared with that of the package "
             "neural-tangents, which is not installed: in an environment of its "
-            "own, pip install neural-tangents==0.6.5 jax==0.4.30 "
+            "own, pip install neural-tangents==0.6.5, and then jax==0.4.30 "
             "jaxlib==0.4.30 'numpy<2' 'scipy<1.14'"
         ) from error
 
