@@ -139,7 +139,8 @@ def measured_shares(
 
     Example:
 
-        >>> sum(measured_shares(small_images(2), "layer", 1, 8, 0)[0])
+        >>> (shares,) = measured_shares(small_images(2), "layer", 1, 8, seed=0)
+        >>> round(sum(shares), 5)
         1.0
     """
     z, found, tiny = images.float(), [], 1e-12
@@ -334,6 +335,12 @@ _gated = of_map("layer", lambda u: F.silu(POWER**0.5 * u))
 class Case(NamedTuple):
     """A layer; what the map says of it; where the book has it.
 
+    `panel`: among which it is drawn; `name`; `make`: channels → the layer;
+    `predicted`: F and F'(1); `chapter`. `batch`, `places`, `centred`, `noisy`:
+    whether it shares statistics of a batch, has positions, is followed by a
+    centring, draws; `size`: root mean square of what comes in; `deep`: whether
+    networks of it are rows.
+
     Example:
 
         >>> [case.name for case in CASES if not case.deep][0]
@@ -349,7 +356,7 @@ class Case(NamedTuple):
     places: bool = False
     centred: bool = False
     noisy: bool = False
-    size: float = 1.0  # root mean square of what comes in
+    size: float = 1.0
     deep: bool = True
 
 
