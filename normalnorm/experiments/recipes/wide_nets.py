@@ -98,7 +98,7 @@ def computed_shares(
     eps: float = 0.0,
     group: int | None = None,
     drawn: int = 4096,
-) -> list[tuple[float, ...]]:
+) -> list[tuple[float, float, float]]:
     """P1, P2 and P3 + P4 behind the normalizer of each layer, by the field.
 
     `images`: what comes in; `depth`: how many layers; `norm`, `eps`, `group`,
@@ -381,7 +381,7 @@ _image = lambda norm: (
     )
 )
 _kappa, _pre = of_map("layer"), of_map("pre-layer")
-_batch = {"batch": SAMPLES}
+_batch: dict[str, Any] = {"batch": SAMPLES}
 CASES = [
     Case(
         _AS_IT_IS, "no normalizer", _block(nn.Identity, gain=_HE), _kappa, "350"
