@@ -515,7 +515,7 @@ def peer_run(
         right = lambda v: 100 * (model(v).argmax(1) == y).double().mean().item()
         for eps in config["sizes"]:
             step = 2.5 * eps / steps
-            plain = {"start": "inputs", "bounds": (0, 1)}
+            plain: dict[str, Any] = {"start": "inputs", "bounds": (0, 1)}
             for attack, ours, theirs in (
                 (
                     "fgsm",

@@ -98,7 +98,7 @@ def computed_shares(
     eps: float = 0.0,
     group: int | None = None,
     drawn: int = 4096,
-) -> list[tuple[float, ...]]:
+) -> list[tuple[float, float, float]]:
     """P1, P2 and P3 + P4 behind the normalizer of each layer, by the field.
 
     `images`: what comes in; `depth`: how many layers; `norm`, `eps`, `group`,
@@ -139,7 +139,8 @@ def measured_shares(
 
     Example:
 
-        >>> sum(measured_shares(small_images(2), "layer", 1, 8, 0)[0])
+        >>> (shares,) = measured_shares(small_images(2), "layer", 1, 8, seed=0)
+        >>> round(sum(shares), 5)
         1.0
     """
     z, found, tiny = images.float(), [], 1e-12
@@ -334,6 +335,12 @@ _gated = of_map("layer", lambda u: F.silu(POWER**0.5 * u))
 class Case(NamedTuple):
     """A layer; what the map says of it; where the book has it.
 
+    `panel`: among which it is drawn; `name`; `make`: channels → the layer;
+    `predicted`: F and F'(1); `chapter`. `batch`, `places`, `centred`, `noisy`:
+    whether it shares statistics of a batch, has positions, is followed by a
+    centring, draws; `size`: root mean square of what comes in; `deep`: whether
+    networks of it are rows.
+
     Example:
 
         >>> [case.name for case in CASES if not case.deep][0]
@@ -349,7 +356,7 @@ class Case(NamedTuple):
     places: bool = False
     centred: bool = False
     noisy: bool = False
-    size: float = 1.0  # root mean square of what comes in
+    size: float = 1.0
     deep: bool = True
 
 
@@ -374,7 +381,7 @@ _image = lambda norm: (
     )
 )
 _kappa, _pre = of_map("layer"), of_map("pre-layer")
-_batch = {"batch": SAMPLES}
+_batch: dict[str, Any] = {"batch": SAMPLES}
 CASES = [
     Case(
         _AS_IT_IS, "no normalizer", _block(nn.Identity, gain=_HE), _kappa, "350"
@@ -800,7 +807,7 @@ def _neural_tangents() -> Any:
         raise ImportError(
             "layer norm's map is compared with that of the package "
             "neural-tangents, which is not installed: in an environment of its "
-            "own, pip install neural-tangents==0.6.5 jax==0.4.30 "
+            "own, pip install neural-tangents==0.6.5, and then jax==0.4.30 "
             "jaxlib==0.4.30 'numpy<2' 'scipy<1.14'"
         ) from error
 
