@@ -44,7 +44,7 @@ LEFT_OUT = {
     "compiler conversion correlation_map curvature dependence deployment "
     "early_training examples figures gpu growth hardness harness hessian "
     "hessian_rows hostile information layer_maps ledger left_alone "
-    "map_peer models mutants native one_factor operators peers "
+    "map_peer models modules mutants native one_factor operators peers "
     "power_training proxy proxy_conversion proxy_paper proxy_recipe pruning "
     "real_folders recipes records results robustness same_bits state "
     "traced train types unique_recipe",

@@ -216,19 +216,24 @@ class Trial(NamedTuple):
                 or row.plain is self.row.plain
             )
         )
+        plain = self.twin(row.plain, **options)
+        return plain if self.kind in row.inputs() else Last(plain)
+
+    def twin(self, cls: type, **options) -> nn.Module:
+        "A plain class, such as the row's, with the channels of the input."
         plain = _made(
             lambda n, **o: (
-                row.plain(o.pop("num_groups"), n, **o)
+                cls(o.pop("num_groups"), n, **o)
                 if "num_groups" in o
-                else row.plain(n, **o)
+                else cls(n, **o)
             ),
-            row.plain,
+            cls,
             self.channels,
             {k: v for k, v in options.items() if k != "noise"},
         )
         if options.get("bias") is False:
             plain.bias = None  # torch 2.4 has no such argument
-        return plain if self.kind in row.inputs() else Last(plain)
+        return plain
 
 
 def _made(make: Callable, cls: type, channels: int, options: dict) -> nn.Module:

@@ -313,8 +313,9 @@ class RootMeanSquareNorm(_NormalNorm):
         self.reset_parameters()
 
     def _adopt(self, rule: Rule) -> None:
-        self._usual_eps = rule.eps is None
-        super()._adopt(rule._replace(eps=0.0) if self._usual_eps else rule)
+        usual = rule.eps is None
+        super()._adopt(rule._replace(eps=0.0) if usual else rule)
+        self._usual_eps = usual  # not where the rule was refused
 
     @property
     def eps(self) -> float | None:

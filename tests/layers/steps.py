@@ -2,6 +2,7 @@
 refusals, another process, several that exchange.
 """
 
+import contextlib
 import importlib
 import io
 import os
@@ -15,8 +16,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from normalnorm.checks.layers.sync import in_processes
+from normalnorm.layers.hybrids import BatchReNorm, PropagatedNorm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +33,44 @@ def step(function, u, upstream=None, leaves=None, **how):
     leaves = function.parameters() if leaves is None else leaves
     top, grad = (out.sin().sum(), None) if upstream is None else (out, upstream)
     return [out.detach(), *torch.autograd.grad(top, [x, *leaves], grad, **how)]
+
+
+def kept_bytes(function, u) -> int:
+    "What waits for the backward pass, each storage once."
+    found = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert function(u.requires_grad_()).requires_grad
+    return sum(found.values())
+
+
+@contextlib.contextmanager
+def threads(number: int):
+    "So many of them inside a `with` statement."
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def uncut(layer):
+    """Without what cuts its results: a threshold, a ReLU, the bounds of what
+    batch renormalization corrects by.
+    """
+    if getattr(layer, "tau", None) is not None:
+        nn.init.constant_(layer.tau, -9)
+    if type(layer) is PropagatedNorm:
+        nn.init.constant_(layer.bias, 9)
+    if type(layer) is BatchReNorm:
+        layer.r_max, layer.d_max = 1.0, 0.0
+    return layer
 
 
 def reloaded(saved, weights_only: bool = True):
@@ -62,10 +103,14 @@ def refusal(act: Callable) -> str:
     return "accepted"
 
 
-def python(code: str, *arguments, timeout: int = 300, **environment) -> str:
-    "What a program prints, in a process of its own."
+def python(
+    code: str | Path, *arguments, timeout: int = 300, **environment
+) -> str:
+    "What a program, or a file with one, prints in a process of its own."
+    inline = isinstance(code, str)
+    program = ["-c", textwrap.dedent(code)] if inline else [code]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, *map(str, (*program, *arguments))],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -2,8 +2,8 @@
 precision, layouts, modes, faults, compilation, interchange.
 """
 
-import copy
 import functools
+import inspect
 
 import pytest
 import scipy.linalg
@@ -28,58 +28,7 @@ from normalnorm.theory.whitening import (
     newton_schulz_iterations,
     whitening_matrix,
 )
-from tests.layers.steps import refusals, step
-from tests.peers import FOLLOWS
-
-LAYERS = {
-    "plain1d": (
-        lambda **o: DecorrelatedBatchNorm1d(5, group_size=3, **o),
-        (7, 5, 11),
-    ),
-    "plain1d-flat": (
-        lambda **o: DecorrelatedBatchNorm1d(5, group_size=5, **o),
-        (13, 5),
-    ),
-    "plain2d": (
-        lambda **o: DecorrelatedBatchNorm2d(5, group_size=2, **o),
-        (3, 5, 7, 2),
-    ),
-    "plain2d-products": (
-        lambda **o: DecorrelatedBatchNorm2d(
-            5, group_size=3, method="newton_schulz", **o
-        ),
-        (3, 5, 7, 2),
-    ),
-    "normality1d": (
-        lambda **o: DecorrelatedBatchNormalNorm1d(
-            5, group_size=3, **{"noise": 0.0, **o}
-        ),
-        (7, 5, 11),
-    ),
-    "normality2d": (
-        lambda **o: DecorrelatedBatchNormalNorm2d(
-            5, group_size=3, **{"noise": 0.0, **o}
-        ),
-        (3, 5, 7, 2),
-    ),
-    "normality2d-products": (
-        lambda **o: DecorrelatedBatchNormalNorm2d(
-            5,
-            num_groups=1,
-            method="newton_schulz",
-            iterations=7,
-            **{"noise": 0.0, **o},
-        ),
-        (3, 5, 7, 2),
-    ),
-}
-NORMALITY = [name for name in LAYERS if name.startswith("normality")]
-
-
-@pytest.fixture(params=LAYERS)
-def case(request):
-    torch.manual_seed(0)
-    return LAYERS[request.param]
+from tests.layers.steps import kept_bytes, refusals, step
 
 
 def skewed(shape, dtype=torch.float32):
@@ -227,35 +176,22 @@ def test_condition_1e12_in_float32(method, iterations, eps):
 
 def test_defaults_are_those_of_the_papers_in_functions_and_layers():
     """Groups of 16 channels (Huang et al. 2018), a noise factor of 0.4
-    (Eftekhari & Papyan 2025); by what comes out, on 20 channels.
+    (Eftekhari & Papyan 2025).
     """
-    x = torch.randn(50, 20) @ torch.randn(20, 20)
-
-    def out(function, **options):
-        torch.manual_seed(2)
-        if isinstance(function, type):
-            return function(20, **options)(x).detach()
-        return function(x, training=True, **options)
-
-    of_both = dict(group_size=16, eps=1e-5, momentum=0.1, method="eigh")
+    of_both = dict(eps=1e-5, momentum=0.1, method="eigh", iterations=5)
     of_normality = dict(noise=0.4, alpha=1.0, steps=1, safeguard=False)
-    for function, layer, more, others in (
-        (decorrelated_batch_norm, DecorrelatedBatchNorm1d, {}, []),
+    for function, layer, values in (
+        (decorrelated_batch_norm, DecorrelatedBatchNorm1d, of_both),
         (
             decorrelated_batch_normal_norm,
             DecorrelatedBatchNormalNorm1d,
-            of_normality | dict(noise_kind="scaled"),
-            [{"noise": 0.41}, {"noise": 0.0}, {"alpha": 0.0}],
+            of_both | of_normality | {"noise_kind": "scaled"},
         ),
     ):
-        found = out(function)
-        torch.testing.assert_close(out(layer), found)
-        for of in (function, layer):
-            assert torch.equal(out(of, **of_both, **more), out(of))
-        for other in ({"group_size": 17}, *others):
-            assert not torch.allclose(
-                found, out(function, **other), atol=1e-3
-            ), other
+        known, made = inspect.signature(function).parameters, layer(20)
+        assert known["group_size"].default == made.group_size == 16
+        for name, value in values.items():
+            assert known[name].default == getattr(made, name) == value
 
 
 @pytest.mark.parametrize(
@@ -288,17 +224,6 @@ def test_groups_of_one_are_batch_norm_in_every_precision(
     found[0].append(layers[0].running_covariance[:, 0])
     found[1].append(layers[1].running_var)
     torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
-
-
-def test_gradients(case):
-    layer, shape = case
-    layer = layer(dtype=torch.float64)
-    u = skewed(
-        (shape[0], 5, *[2] * (len(shape) - 2)), torch.float64
-    ).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x, *_: layer(x), (u, *layer.parameters()), fast_mode=True
-    )
 
 
 @pytest.mark.parametrize(
@@ -350,36 +275,6 @@ def test_more_iterations_approach_the_exact_root():
     assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-8
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_the_rounded_float32_result(case, dtype):
-    "And autocast leaves the statistics alone."
-    layer, shape = case
-    layer, u = layer(), skewed(shape)
-    for training in (True, False):
-        found = layer.train(training)(u.to(dtype))
-        expected = layer(u.to(dtype).float()).to(dtype)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        plain = copy.deepcopy(layer)(u)
-        with torch.autocast("cpu", dtype=dtype):
-            torch.testing.assert_close(layer(u), plain, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        DecorrelatedBatchNorm2d(5, group_size=2),
-        DecorrelatedBatchNormalNorm2d(5, noise=0.0),
-    ],
-)
-def test_channels_last_stays(layer):
-    u = skewed((4, 5, 6, 7)).to(memory_format=torch.channels_last)
-    found = layer(u)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    expected = layer(u.contiguous())
-    assert expected.is_contiguous()
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 11])
 @pytest.mark.parametrize(
     "function",
@@ -396,26 +291,6 @@ def test_positions_are_samples(function, length):
     f = functools.partial(function, training=True, group_size=4)
     flat = lambda x: f(x.mT.flatten(0, 1)).unflatten(0, (6, length)).mT
     torch.testing.assert_close(step(f, u, leaves=()), step(flat, u, leaves=()))
-
-
-@FOLLOWS
-@pytest.mark.parametrize(
-    "name, training", [("plain2d-products", False), ("normality2d", True)]
-)
-def test_compiles_without_breaks(name, training):
-    """The decomposition and the products; forward, backward and the running
-    averages.
-    """
-    layer, shape = LAYERS[name]
-    torch.compiler.reset()
-    plain, u = layer(momentum=None).train(training), skewed(shape)
-    twin = copy.deepcopy(plain)
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    found = [
-        [*step(f, u), *of.buffers()]
-        for f, of in ((plain, plain), (compiled, twin))
-    ]
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -452,25 +327,6 @@ def test_transforms_of_torch_func(function, u):
     several = torch.stack([u, tangent])
     torch.testing.assert_close(
         torch.func.vmap(slope)(several), torch.stack([*map(slope, several)])
-    )
-
-
-@FOLLOWS
-def test_one_compilation_serves_all_batch_sizes_and_evaluation_exports():
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    layer = DecorrelatedBatchNorm2d(5, group_size=2)
-    torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    with torch.no_grad():
-        for batch in (3, 4, 5, 8):
-            compiled(torch.randn(batch, 5, 7, 2))
-    # the second batch size makes the size a variable
-    assert counter.frame_count <= 2
-    u, layer = torch.randn(3, 5, 7, 2), DecorrelatedBatchNormalNorm2d(5).eval()
-    torch.testing.assert_close(
-        torch.export.export(layer, (u,)).module()(u), layer(u)
     )
 
 
@@ -519,33 +375,6 @@ def test_evaluation_uses_the_running_averages():
     assert (normality(u) - y).abs().max() > 0.01
 
 
-def test_without_running_statistics_evaluation_uses_the_batch(case):
-    layer, shape = case
-    layer, u = layer(track_running_stats=False), skewed(shape)
-    assert torch.equal(layer.train()(u), layer.eval()(u)) and not list(
-        layer.buffers()
-    )
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_in_its_group(case, value):
-    layer, shape = case
-    layer, u = layer(), skewed(shape)
-    size, clean = layer.group_size, layer(u)
-    before, spoilt = copy.deepcopy(layer), u.clone()
-    spoilt[0, 1] = value
-    out, gradient, *_ = step(layer, spoilt)
-    assert out[:, :size].isnan().all() and torch.equal(
-        out[:, size:], clean[:, size:]
-    )
-    assert gradient[:, size:].isfinite().all()
-    for name, then in before.named_buffers():
-        now = layer.get_buffer(name)
-        if name.startswith("running"):
-            assert now.isfinite().all() and torch.equal(now[:size], then[:size])
-            assert size == 5 or not torch.equal(now[size:], then[size:])
-
-
 def test_running_covariance_stays_positive_semidefinite():
     layer = DecorrelatedBatchNorm1d(
         6, group_size=6, momentum=0.5, dtype=torch.float64
@@ -557,19 +386,32 @@ def test_running_covariance_stays_positive_semidefinite():
     assert torch.linalg.eigvalsh(layer.running_covariance).min() > 0
 
 
-def test_sizes_at_the_edge(case):
-    "A constant channel, a constant batch, an empty one; fewer values, too."
-    layer, shape = case
-    layer, u = layer(), skewed(shape)
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (DecorrelatedBatchNorm1d(5, group_size=5), (13, 5)),
+        (DecorrelatedBatchNormalNorm1d(5, group_size=3, noise=0.0), (7, 5, 11)),
+        (
+            DecorrelatedBatchNormalNorm2d(
+                5,
+                num_groups=1,
+                method="newton_schulz",
+                iterations=7,
+                noise=0.0,
+            ),
+            (3, 5, 7, 2),
+        ),
+    ],
+)
+def test_sizes_at_the_edge(layer, shape):
+    "A constant channel, a constant batch; fewer values, too."
+    u = skewed(shape)
     u[:, 1] = 0.1
     out, *gradients = step(layer, u)
     assert out[:, 1].abs().max() < 1e-3
-    few = step(layer, torch.randn(2, *shape[1:2], *[1] * (len(shape) - 2)))
+    few = step(layer, torch.randn(2, 5, *[1] * (len(shape) - 2)))
     assert all(t.isfinite().all() for t in (out, *gradients, *few))
     assert layer(torch.full(shape, 0.1)).abs().max() == 0
-    for training in (True, False):
-        empty = layer.train(training)(torch.empty(0, *shape[1:]))
-        assert empty.shape == (0, *shape[1:])
     assert all(b.isfinite().all() for b in layer.buffers())
 
 
@@ -587,94 +429,27 @@ def test_large_values_and_large_means():
     assert not wide.isfinite().any()
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        DecorrelatedBatchNorm2d(5, group_size=2),
-        DecorrelatedBatchNormalNorm2d(5),
-        DecorrelatedBatchNorm2d(5, group_size=3),
-    ],
-)
-def test_checkpoints_of_batch_norm_load(layer):
-    """Also those older than PyTorch 0.4.1, which have counted no batches; the
-    state is in the order of the other layers'.
-    """
-    plain, u = nn.BatchNorm2d(5), skewed((4, 5, 6, 7))
-    plain(u)
-    state = plain.state_dict()
-    layer.load_state_dict(state)
-    torch.testing.assert_close(
-        layer.eval()(u), plain.eval()(u), rtol=1e-4, atol=1e-4
-    )
-    assert "running_var" in state
-    layer.train()(u)
-    del state["num_batches_tracked"]
-    layer.load_state_dict(state)
-    assert layer.num_batches_tracked == 0
-    assert list(layer.state_dict()) == [
-        "weight",
-        "bias",
-        "running_mean",
-        "running_covariance",
-        *["running_lambda"] * hasattr(layer, "running_lambda"),
-        "num_batches_tracked",
-    ]
-
-
 def test_checkpoints_of_the_plain_layer_load_into_its_normality_form():
     other = DecorrelatedBatchNormalNorm2d(5)
     other.load_state_dict(DecorrelatedBatchNorm2d(5).state_dict())
 
 
-def test_noise_only_in_training_and_reproducible():
-    layer, u = DecorrelatedBatchNormalNorm2d(5), skewed((3, 5, 7, 2))
-    first, again = (torch.manual_seed(3) and layer(u) for _ in range(2))
-    assert torch.equal(again, first) and not torch.equal(layer(u), first)
-    assert torch.equal(layer.eval()(u), layer(u))
-    given = (u, torch.zeros(5), torch.eye(5), torch.ones(5))
+def test_the_function_adds_no_noise_in_evaluation():
+    given = skewed((3, 5, 7)), torch.zeros(5), torch.eye(5), torch.ones(5)
     assert torch.equal(
         decorrelated_batch_normal_norm(*given, noise=0.4),
         decorrelated_batch_normal_norm(*given, noise=0.0),
     )
 
 
-def test_meta_device_and_description():
-    layer = DecorrelatedBatchNormalNorm2d(6, num_groups=2, device="meta")
-    assert layer.running_covariance.is_meta and layer.group_size == 3
-    assert layer.running_covariance.shape == (6, 3)
-    assert layer(torch.empty(2, 6, 4, 4, device="meta")).shape == (2, 6, 4, 4)
-    assert "group_size=3" in repr(layer) and "noise=0.4" in repr(layer)
-    assert "noise" not in repr(DecorrelatedBatchNorm2d(6))
-    made = nn.utils.skip_init(DecorrelatedBatchNorm1d, 4)
-    assert made.weight.shape == (4,)
-    bare = DecorrelatedBatchNorm1d(4, bias=False)
-    assert bare.bias is DecorrelatedBatchNorm1d(4, affine=False).weight is None
+def test_groups_by_their_number():
+    layer = DecorrelatedBatchNormalNorm2d(6, num_groups=2)
+    assert layer.running_covariance.shape == (6, layer.group_size) == (6, 3)
+    assert "group_size=3" in repr(layer)
 
 
 test_bad_input = refusals(
     [
-        (
-            lambda: DecorrelatedBatchNorm2d(5)(torch.randn(4, 5, 3)),
-            ValueError,
-            "batch, channels, height, width",
-        ),
-        (
-            lambda: DecorrelatedBatchNorm1d(5)(torch.randn(4, 3)),
-            ValueError,
-            "num_features=5",
-        ),
-        (
-            lambda: DecorrelatedBatchNorm1d(5)(torch.randn(1, 5)),
-            ValueError,
-            "more than one value",
-        ),
-        (
-            lambda: DecorrelatedBatchNorm1d(5)(
-                torch.ones(4, 5, dtype=torch.int64)
-            ),
-            TypeError,
-            "floating-point",
-        ),
         (
             lambda: DecorrelatedBatchNorm1d(5, group_size=2, num_groups=5),
             ValueError,
@@ -699,12 +474,6 @@ test_bad_input = refusals(
             lambda: DecorrelatedBatchNorm1d(5, method="qr"),
             ValueError,
             "newton_schulz",
-        ),
-        (lambda: DecorrelatedBatchNorm1d(5, eps=-1.0), ValueError, "eps"),
-        (
-            lambda: DecorrelatedBatchNormalNorm1d(5, noise=-1.0),
-            ValueError,
-            "noise",
         ),
         (
             lambda: decorrelated_batch_norm(torch.randn(4, 5)),
@@ -737,13 +506,6 @@ test_bad_input = refusals(
             lambda: whitening_matrix(torch.eye(2), method="svd"),
             ValueError,
             "eigh, newton_schulz",
-        ),
-        (
-            lambda: DecorrelatedBatchNorm2d(5).load_state_dict(
-                nn.BatchNorm2d(4).state_dict()
-            ),
-            RuntimeError,
-            "size mismatch|Missing key",
         ),
         (
             lambda: DecorrelatedBatchNorm2d(5, group_size=5).load_state_dict(
@@ -789,13 +551,6 @@ def test_memory_kept_for_the_backward_pass(layer, allowed):
     """Of the input's size: the centred input for the plain layer; the normality
     layer's own input in addition.
     """
-    u, kept = skewed((64, 8, 4, 4)).requires_grad_(), {}
-
-    def keep(t):
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        layer(u)
-    assert sum(kept.values()) / u.numel() / 4 < allowed + 0.35
+    u = skewed((64, 8, 4, 4))
+    assert kept_bytes(layer, u) / u.nbytes < allowed + 0.35
     assert covariance(u.flatten(1)).dtype == torch.float64

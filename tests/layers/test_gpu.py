@@ -6,9 +6,7 @@ makes, the bits of the generator in compiled code, and that the measurements of
 import ast
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -294,15 +292,8 @@ if __name__ == "__main__":
 def test_a_process_that_ends_takes_no_other_along(tmp_path):
     "What is timed is then timed without haste; its process goes when it is."
     (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "run.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    timed, tried, left = json.loads(done.stdout.splitlines()[-1])
+    said = python(tmp_path / "run.py", timeout=120, CUDA_VISIBLE_DEVICES="")
+    timed, tried, left = json.loads(said.splitlines()[-1])
     for ended, copied in (timed, tried):
         assert "its process ended" in ended["left out"] and copied["ms"] > 0
     assert left == [0, 1]

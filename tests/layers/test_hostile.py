@@ -5,11 +5,8 @@ fails without it.
 
 import dataclasses
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,8 +30,10 @@ from normalnorm.layers.folding import FoldedNormality
 from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.proxy import proxy_statistics
 from normalnorm.theory.gaussianizers import Chain
+from tests.layers.steps import python
 from tools import hostile
 from tools.hostile.situations import CHECKPOINTS, REFUSED, checkpointed
+from tools.rows import SIZES, trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 2
@@ -169,31 +168,25 @@ def test_a_checkpoint_changes_no_gradient(name, kind):
 
 # ---- batches that count -----------------------------------------------------
 
+NARROW = {str(t): t for t in trials(SIZES | {"C": 3})}
 COUNTING = {
-    "batch": lambda **o: normalnorm.BatchNormalNorm1d(3, noise=0.0, **o),
-    "synchronized": lambda **o: normalnorm.SyncBatchNormalNorm(
-        3, noise=0.0, **o
-    ),
-    "decorrelated": lambda **o: normalnorm.DecorrelatedBatchNormalNorm1d(
-        3, group_size=2, noise=0.0, **o
-    ),
-    "decorrelated, plain": lambda **o: normalnorm.DecorrelatedBatchNorm1d(
-        3, group_size=2, **o
-    ),
-    "gaussianized": lambda **o: normalnorm.BatchNormalNorm1d(
-        3, noise=0.0, gaussianizer=Chain(), **o
-    ),
+    "batch": NARROW["batch1 B C"],
+    "synchronized": NARROW["sync B C H W"],
+    "decorrelated": NARROW["decorrelated1 B C"],
+    "decorrelated, plain": NARROW["decorrelated1, plain B C"],
+    "gaussianized": NARROW["batch1 B C"].having(gaussianizer=Chain()),
 }
 
 
+@pytest.mark.parametrize("momentum", [None, 0.1])
 @pytest.mark.parametrize("backend", ["native", "eager"])
 @pytest.mark.parametrize("name", COUNTING)
-def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
-    """Against the mean in float64 of the batches that are finite in all
-    channels; refused, empty and not finite ones leave no trace.
+def test_batches_that_count(name, backend, momentum):
+    """Refused and empty ones leave no trace; a cumulative average is the mean
+    in float64 of those that are finite in all channels.
     """
     layer, batches = (
-        COUNTING[name](momentum=None),
+        COUNTING[name].ours(noise=0.0, momentum=momentum),
         [torch.randn(8, 3).exp() + i for i in range(6)],
     )
     batches[0][0, 1], batches[3][2, 0] = torch.nan, torch.inf
@@ -208,6 +201,10 @@ def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
             layer(x[:0])
             with pytest.raises((TypeError, ValueError)):
                 layer(bad[i % 3])
+    if momentum is not None:
+        assert layer.num_batches_tracked == 6
+        return
+    assert layer.num_batches_tracked == 4
     counted = torch.stack([batches[i] for i in (1, 2, 4, 5)]).double()
     torch.testing.assert_close(
         layer.running_mean.double(), counted.mean((0, 1)), rtol=1e-6, atol=1e-6
@@ -219,25 +216,13 @@ def test_cumulative_average_is_that_of_the_batches_that_counted(name, backend):
             rtol=1e-5,
             atol=1e-6,
         )
-    assert layer.num_batches_tracked == 4
 
 
-@pytest.mark.parametrize("name", COUNTING)
-def test_a_number_as_momentum_counts_what_was_normalized(name):
-    layer = COUNTING[name]()
-    layer(torch.randn(8, 3))
-    layer(torch.randn(0, 3))
-    for bad in (torch.ones(8, 3, dtype=torch.int64), torch.randn(8, 4)):
-        with pytest.raises((TypeError, ValueError)):
-            layer(bad)
-    assert layer.num_batches_tracked == 1
+def test_a_function_asks_how_many_batches_there_were():
+    averages = torch.zeros(3), torch.ones(3)
     with pytest.raises(ValueError, match="how many"):
         batch_normal_norm(
-            torch.randn(8, 3),
-            torch.zeros(3),
-            torch.ones(3),
-            training=True,
-            momentum=None,
+            torch.randn(8, 3), *averages, training=True, momentum=None
         )
 
 
@@ -524,22 +509,13 @@ def test_memory_freed_before_a_backward_pass_of_pytorch():
     """Each place where PyTorch's own operations differentiate asks again; in a
     process of its own, which crashes where one of them does not.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", FREED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    lines = done.stdout.splitlines()
+    lines = python(FREED).splitlines()
     # layers keep copies of their averages for a backward pass
     fine = {True: (": no error", ": refused"), False: ": refused"}
-    assert (
-        done.returncode == 0
-        and len(lines) == 26
-        and all(line.endswith(fine["running_lambda" in line]) for line in lines)
-    ), (done.stdout, done.stderr[-500:])
+    assert len(lines) == 26
+    assert all(
+        line.endswith(fine["running_lambda" in line]) for line in lines
+    ), lines
 
 
 FREED_FOR_THE_PROXY = (
@@ -592,20 +568,9 @@ def test_memory_that_the_proxy_does_not_find():
 
     In a process of its own, which may crash without the checks.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", FREED_FOR_THE_PROXY],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    lines = done.stdout.splitlines()
-    assert (
-        done.returncode == 0
-        and len(lines) == 56
-        and all(line.endswith(": refused") for line in lines)
-    ), (done.stdout, done.stderr[-500:])
+    lines = python(FREED_FOR_THE_PROXY).splitlines()
+    assert len(lines) == 56
+    assert all(line.endswith(": refused") for line in lines), lines
 
 
 def test_committed_outcome():

@@ -2,7 +2,7 @@
 of a batch, forms without parameters, several processes.
 """
 
-import functools
+import copy
 
 import pytest
 import torch
@@ -11,22 +11,34 @@ import torch._inductor.config
 from torch import nn
 
 import normalnorm
-from normalnorm.layers.conversion import to_normality
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.noise import add_noise
 from normalnorm.layers.normality import (
-    BatchNormalNorm1d,
     BatchNormalNorm2d,
-    BatchNormalNorm3d,
-    InstanceNormalNorm2d,
-    LayerNormalNorm,
 )
-from normalnorm.layers.sync import SyncBatchNormalNorm
-from normalnorm.theory.newton import Over, newton_lambda
-from normalnorm.theory.power_transform import yeo_johnson
-from tests.layers.test_harness import LAYERS, skewed
+from normalnorm.theory.newton import Over
+from tests.layers.steps import step
+from tests.layers.test_harness import EVERY, LAYERS, set_affine, skewed
 from tests.peers import FOLLOWS
+
+# what has a loop or a matrix of its own, and what no other test compiles
+TRACED = [
+    "decorrelated2 B C H W",
+    "decorrelated2 B C H W, by products",
+    "renorm B C H W",
+    "propagated B C H W",
+    *(
+        f"{name}, transformed"
+        for name in (
+            "bmlv B C H W",
+            "lmbv B C H W",
+            "rms B L C",
+            "frn B C H W",
+            "evonorm B C H W",
+        )
+    ),
+]
 
 
 @FOLLOWS
@@ -34,30 +46,33 @@ from tests.peers import FOLLOWS
     "name, options, sizes",
     [
         ("batch2 B C H W", {"momentum": None}, (7, 11, 13, 5)),
+        ("decorrelated2, plain B C H W", {"momentum": None}, (7, 11, 5)),
         ("layer B L C", {"safeguard": True}, (7,)),
         ("group B C H W", {"noise_kind": "dropout"}, (7,)),
+        *((name, {"noise": 0.0}, (7,)) for name in TRACED),
     ],
 )
 def test_compiles_without_breaks(name, options, sizes):
-    """aot_eager: traced as a whole, forward and backward, the same numbers as
-    without; compiled for one batch size, then once more for all others.
+    """aot_eager: traced as a whole, forward and backward, in training and in
+    evaluation, the same numbers as without; compiled for one batch size, then
+    once more for all others.
     """
-    row = LAYERS[name]
+    row = EVERY[name]
     layer = row.ours(**options)
+    set_affine(layer)
     torch.compiler.reset()
     backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    for size in sizes:
-        u, found = (
-            skewed((size, *row.shape[1:]), torch.float32).requires_grad_(),
-            [],
-        )
-        for f in (layer, compiled):
+    # averages that a gradient depends on are read between two graphs
+    whole, twin = row.name != "renorm", copy.deepcopy(layer)
+    compiled = torch.compile(twin, fullgraph=whole, backend=backend)
+    for training, size in (*((True, size) for size in sizes), (False, 7)):
+        u, found = skewed((size, *row.shape[1:]), torch.float32), []
+        for f, module in ((layer, layer), (compiled, twin)):
+            module.train(training)
             torch.manual_seed(0)
-            out = f(u)
-            found.append((out, torch.autograd.grad(out.square().sum(), u)[0]))
-        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert backend.frame_count == min(len(sizes), 2)
+            found.append([*step(f, u), *module.buffers()])
+        torch.testing.assert_close(*found, rtol=2e-4, atol=2e-4)
+    assert backend.frame_count <= min(len(sizes), 2) + 1 or not whole
 
 
 def test_noise_is_that_of_the_whole_batch_in_its_parts():
@@ -73,7 +88,9 @@ def test_noise_is_that_of_the_whole_batch_in_its_parts():
 
 
 @FOLLOWS
-@pytest.mark.parametrize("row", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(
+    "row", [*LAYERS.values(), EVERY["decorrelated2 B C H W"]], ids=str
+)
 def test_export_in_evaluation(row):
     layer, u = row.ours().eval(), torch.randn(row.shape)
     torch.testing.assert_close(
@@ -143,22 +160,15 @@ def test_inductor(name):
 
 
 def test_centre_over_one_set_and_scale_over_another():
-    """Any pair, either of which may be empty: against PyTorch's root mean
-    square norm and formulas written out, in value and gradient.
+    """Either may be empty, or both may be the same, in value and gradient;
+    others are those of layers, in the harness.
     """
     torch.manual_seed(0)
     u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp().requires_grad_()
     upstream = torch.randn(8, 6, 5, 5, dtype=torch.float64)
-    layer, batch, eps = (1, 2, 3), (0, 2, 3), 1e-3
-    mean = lambda x, dim: x.mean(dim, keepdim=True)
-    std = lambda x, dim: (x.var(dim, correction=0, keepdim=True) + eps).sqrt()
-    without = lambda x, dim: x - mean(x, dim)
+    batch, eps = (0, 2, 3), 1e-3
     for pair, expected in (
-        (Over(layer, batch), without(u, batch) / std(without(u, batch), layer)),
-        (Over(batch, layer), without(u, layer) / std(without(u, layer), batch)),
-        (Over(layer, ()), torch.nn.functional.rms_norm(u, (6, 5, 5), eps=eps)),
-        (Over((2, 3), ()), u / (mean(u.square(), (2, 3)) + eps).sqrt()),
-        (Over((), batch), without(u, batch)),
+        (Over((), batch), u - u.mean(batch, keepdim=True)),
         (Over((), ()), u),
         (Over(batch, batch), normality_norm(u, batch, alpha=0, eps=eps)[0]),
         (Over(batch), normality_norm(u, batch, alpha=0, eps=eps)[0]),
@@ -181,20 +191,12 @@ def test_centre_over_one_set_and_scale_over_another():
         )
 
 
-def test_lambda_and_noise_belong_to_the_set_of_the_scale():
+def test_noise_belongs_to_the_set_of_the_scale():
     torch.manual_seed(0)
     u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp()
     layer, batch = (1, 2, 3), (0, 2, 3)
-    for pair, values in (
-        (Over(layer, batch), u - u.mean(batch, keepdim=True)),
-        (Over(layer, ()), u),
-    ):
-        out, used = normality_norm(u, pair, eps=0.0)
-        torch.testing.assert_close(
-            used.lmbda.flatten(), newton_lambda(values, layer)
-        )
-        bent = yeo_johnson((values / used.var.sqrt()), used.lmbda)
-        torch.testing.assert_close(out, bent)
+    for pair in (Over(layer, batch), Over(layer, ())):
+        bent, _ = normality_norm(u, pair, eps=0.0)
         seed = torch.tensor(5)
         noisy, _ = normality_norm(u, pair, eps=0.0, noise=0.5, seed=seed)
         torch.testing.assert_close(
@@ -237,103 +239,3 @@ def test_derivatives_of_result_and_statistics(options):
         eps=1e-6,
         atol=1e-6,
     )
-
-
-def test_axes_of_size_one_are_axes():
-    "As in torch.nn: of one feature each value is its own mean."
-    torch.manual_seed(0)
-    u = torch.randn(5, 1, 4)
-    whole, last = (
-        LayerNormalNorm((1, 4), noise=0.0),
-        LayerNormalNorm(4, noise=0.0),
-    )
-    torch.testing.assert_close(whole(u), last(u))
-    torch.testing.assert_close(
-        LayerNormalNorm(1, noise=0.0)(u[..., :1]),
-        torch.nn.LayerNorm(1)(u[..., :1]),
-    )
-    for wrong in (0, (4, 0), ()):
-        with pytest.raises(ValueError, match="positive sizes"):
-            LayerNormalNorm(wrong)
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("alpha", 1.5),
-        ("alpha", -0.5),
-        ("steps", 0),
-        ("eps", -1.0),
-        ("noise", -1.0),
-        ("noise_kind", "loud"),
-    ],
-)
-@pytest.mark.parametrize(
-    "layer, shape",
-    [
-        (BatchNormalNorm2d, (4, 3, 2, 2)),
-        (LayerNormalNorm, (4, 3)),
-        (InstanceNormalNorm2d, (4, 3, 5, 5)),
-    ],
-)
-def test_settings_that_are_changed_later_are_checked(layer, shape, name, value):
-    made = layer(3)
-    before = getattr(made, name)
-    with pytest.raises(ValueError, match=name):
-        setattr(made, name, value)
-    assert getattr(made, name) == before
-    made(torch.randn(shape))
-
-
-@pytest.mark.parametrize(
-    "shape, layer",
-    [
-        ((6, 3), BatchNormalNorm1d),
-        ((6, 3, 5), BatchNormalNorm1d),
-        ((6, 3, 5, 2), BatchNormalNorm2d),
-        ((6, 3, 5, 2, 2), BatchNormalNorm3d),
-    ],
-)
-def test_synchronized_layer_takes_all_shapes(shape, layer):
-    "With one process: what the batch layer of this shape gives."
-    torch.manual_seed(0)
-    u = torch.randn(shape)
-    torch.manual_seed(1)
-    expected = layer(3)(u)
-    torch.manual_seed(1)
-    torch.testing.assert_close(SyncBatchNormalNorm(3)(u), expected)
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 1, 1, 1, 2)])
-def test_synchronized_layer_refuses_other_shapes(shape):
-    with pytest.raises(ValueError, match="shape"):
-        SyncBatchNormalNorm(3)(torch.ones(shape))
-
-
-class Described(nn.BatchNorm1d):
-    "Adds what is no method."
-
-    @property
-    def surprise(self):
-        return self.eps
-
-
-class Helped(nn.BatchNorm1d):
-    "Adds what is called, though no function of the class."
-
-    surprise = functools.partial(print, "surprise")
-
-
-class Annotated(nn.BatchNorm1d):
-    "Adds a plain value, which changes nothing."
-
-    surprise = 3
-
-
-@pytest.mark.parametrize(
-    "kind, refused", [(Described, True), (Helped, True), (Annotated, False)]
-)
-def test_what_a_subclass_adds_is_seen(kind, refused):
-    model, report = to_normality(nn.Sequential(kind(3)), return_report=True)
-    assert (type(model[0]) is kind) == refused
-    assert ("surprise" in str(report)) == refused

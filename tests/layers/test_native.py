@@ -11,9 +11,7 @@ import os
 import random
 import re
 import struct
-import subprocess
 import sys
-import textwrap
 import types
 from pathlib import Path
 
@@ -29,10 +27,9 @@ from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import power_transform_derivative
-from tests.layers.steps import step
+from tests.layers.steps import python, step, threads
 from tools import processors, rows
 
-ROOT = Path(normalnorm.__file__).parents[1]
 COLUMN = (1, 3, 1, 1)
 CASES = {
     "batch": ((8, 3, 5, 7), (0, 2, 3), COLUMN),
@@ -404,13 +401,10 @@ def test_rounding_to_bfloat16():
 )
 def test_same_bits(shape, dim, weight):
     "For one seed, whatever the number of threads."
-    threads, u, found = torch.get_num_threads(), torch.randn(shape), []
-    try:
-        for n in (1, 2, 3, 1):
-            torch.set_num_threads(n)
+    u, found = torch.randn(shape), []
+    for n in (1, 2, 3, 1):
+        with threads(n):
             found.append(derivatives(normality_norm, u, dim, weight, noise=0.4))
-    finally:
-        torch.set_num_threads(threads)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
 
@@ -1261,24 +1255,9 @@ def test_out_of_memory():
     """With little memory left: an exception, no crash; no running average has
     moved; and the next call works.
     """
-    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {
-        "PYTHONPATH": str(ROOT),
-        "MALLOC_ARENA_MAX": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEMORY), "2"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, (
-        done.returncode,
-        done.stdout,
-        done.stderr[-2000:],
-    )
+    said = python(MEMORY, 2, MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="2")
     # how often memory was refused depends on what the process has mapped before
-    assert int(done.stdout.split()[-1]) >= 2, done.stdout
+    assert int(said.split()[-1]) >= 2, said
 
 
 @pytest.mark.skipif(

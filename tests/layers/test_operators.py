@@ -433,32 +433,6 @@ def test_pytorch_accepts_the_operator_of_evaluation(weight):
             OPERATORS.evaluate_backward.default,
             detached((u, *given, weight, False)),
         )
-    # and against the definition in float64
-    given = core.Statistics(
-        *(s.double().view(1, 3, 1) for s in statistics[:2]),
-        (statistics[2].double().view(1, 3, 1),),
-    )
-    wide = [
-        t if t is None else t.detach().double().requires_grad_()
-        for t in (u, *of)
-    ]
-    reference = core.normalize(
-        wide[0],
-        (0, 2),
-        core.Rule(1e-5),
-        *(t if t is None else t.view(1, 3, 1) for t in wide[1:]),
-        given,
-    )[0]
-    out = OPERATORS.evaluate_with_grad(u, *of, *statistics, 1e-5)
-    g = torch.randn_like(out)
-    found, expected = (
-        torch.autograd.grad(
-            y, [t for t in leaves if t is not None], g.to(y.dtype)
-        )
-        for y, leaves in ((out, (u, *of)), (reference, wide))
-    )
-    for a, b in zip((out, *found), (reference, *expected)):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
 def test_evaluation_of_nothing():

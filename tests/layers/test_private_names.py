@@ -9,15 +9,16 @@ import json
 import operator
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.layers.steps import python
+
 ROOT = Path(__file__).resolve().parents[2]
+PLACES = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 HIDDEN = [
     "_C._are_functorch_transforms_active",
     "_C._len_torch_dispatch_stack",
@@ -222,9 +223,6 @@ def test_private_names_of_tools_tests_and_chapters():
     assert scanned("tests", "*.py") == {
         "analysis/test_analysis.py": {"_forward_hooks"},
         "layers/test_conversion.py": {"_metadata", "_register_state_dict_hook"},
-        "layers/test_decorrelated.py": {
-            "_dynamo.testing.CompileCounterWithBackend"
-        },
         "layers/test_engines.py": {"_dynamo", "_subclasses.FakeTensorMode"},
         "layers/test_gpu.py": {"utils._python_dispatch.TorchDispatchMode"},
         "layers/test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},
@@ -316,25 +314,14 @@ def without(*names: str) -> dict:
         for layer in LAYERS
         if layer == "batch2" or not label.startswith("running")
     ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "tests/hidden.py",
-            json.dumps(cases),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    said = python(
+        ROOT / "tests" / "hidden.py",
+        json.dumps(cases),
         timeout=600,
-        env={
-            **os.environ,
-            "HIDDEN": " ".join(names),
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-            "OMP_NUM_THREADS": "1",
-        },
+        HIDDEN=" ".join(names),
+        PYTHONPATH=PLACES,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(said.splitlines()[-1])
     assert found["cases"] == len(cases) > 0 and found["right"] >= len(cases) / 2
     return found
 
@@ -458,21 +445,7 @@ def test_names_that_do_something_else():
     """Whatever stands under a name, it is found out at import, wherever that
     happens; and the private ones are taken where they are right.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", OTHERWISE],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    assert done.returncode == 0 and done.stdout.strip() == "all", done.stderr[
-        -2000:
-    ]
+    assert python(OTHERWISE, PYTHONPATH=PLACES).strip() == "all"
 
 
 def test_families():

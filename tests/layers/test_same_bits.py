@@ -14,8 +14,9 @@ import zlib
 import pytest
 import torch
 
-from normalnorm.layers.backends import get_backend, set_backend
+from normalnorm.layers.backends import set_backend
 from normalnorm.layers.normality import BatchNormalNorm2d
+from tests.layers.steps import threads
 from tests.peers import VECTORS
 from tools import rows
 
@@ -49,7 +50,7 @@ def cases(engines):
         )
         for trial in rows.trials(sizes):
             images = "H W" in trial.kind
-            for last, threads, training in itertools.product(
+            for last, number, training in itertools.product(
                 (False, True)[: 1 + images], (1, 2), (False, True)
             ):
                 if (
@@ -65,17 +66,17 @@ def cases(engines):
                             engine,
                             dtype,
                             last,
-                            threads,
+                            number,
                             training,
                             count,
                         )
 
 
 def name(case):
-    trial, engine, dtype, last, threads, training, count = case
+    trial, engine, dtype, last, number, training, count = case
     return (
         f"{trial.name} {trial.kind} {trial.shape[1:]} {engine} "
-        f"{str(dtype)[6:]}{' channels last' * last} {threads} threads "
+        f"{str(dtype)[6:]}{' channels last' * last} {number} threads "
         f"{'training' if training else 'evaluation'} {count} companions"
     )
 
@@ -93,9 +94,8 @@ def results(layer, u, training):
 
 def differs(case):
     "What is not the same for a sample alone and in company; empty if all is."
-    trial, engine, dtype, last, threads, training, count = case
+    trial, engine, dtype, last, number, training, count = case
     torch.manual_seed(zlib.crc32(name(case).encode()))
-    before, number = get_backend(), torch.get_num_threads()
     layout = (
         {4: torch.channels_last, 5: torch.channels_last_3d}.get(
             len(trial.shape)
@@ -103,9 +103,7 @@ def differs(case):
         if last
         else torch.contiguous_format
     )
-    try:
-        set_backend(engine)
-        torch.set_num_threads(threads)
+    with set_backend(engine), threads(number):
         layer = trial.ours(noise=0.0)
         batch = torch.randn(8, *trial.shape[1:]).exp()
         layer.train()(batch)  # averages that are none's
@@ -121,14 +119,11 @@ def differs(case):
             results(layer, u.contiguous(memory_format=layout), training)
             for u in (one, company)
         ]
-        return [
-            what
-            for what, alone, found in zip(("output", "gradient"), *sides)
-            if not torch.equal(alone[0], found[at])
-        ]
-    finally:
-        set_backend(before)
-        torch.set_num_threads(number)
+    return [
+        what
+        for what, alone, found in zip(("output", "gradient"), *sides)
+        if not torch.equal(alone[0], found[at])
+    ]
 
 
 def search(engines, share=1.0):
@@ -190,17 +185,13 @@ def test_one_small_image_in_evaluation():
 
 def test_beside_a_value_whose_power_overflows():
     "Which is computed by itself, and the values beside it as without it."
-    before = get_backend()
     layer = BatchNormalNorm2d(2, noise=0.0).eval()
     layer.running_lambda.fill_(3.7)  # no table
     u = torch.randn(3, 2, 8, 8)
     beside = u.clone()
     beside[1, :, 3, 4] = 1e12
-    try:
-        set_backend("native")
+    with set_backend("native"):
         alone, found = layer(u), layer(beside)
-    finally:
-        set_backend(before)
     found[1, :, 3, 4] = alone[1, :, 3, 4]
     assert torch.equal(alone, found)
 

@@ -10,7 +10,6 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from normalnorm import to_normality
 from normalnorm.layers.core import lies_last
 from normalnorm.layers.folding import fold
 from tests.state.record import exported
@@ -105,24 +104,6 @@ def test_a_layer_is_traced_in_training(name):
         traced.state_dict().values(), layer.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(a, b, **CLOSE)
-
-
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
-)
-def test_a_converted_network_is_traced():
-    plain = nn.Sequential(
-        nn.Conv2d(4, 4, 1),
-        nn.BatchNorm2d(4),
-        nn.GroupNorm(2, 4),
-        nn.LayerNorm(6),
-        nn.InstanceNorm2d(4),
-    ).eval()
-    for model in (plain, to_normality(copy.deepcopy(plain)).eval()):
-        u = images(2)
-        torch.testing.assert_close(
-            torch.jit.trace(model, (images(),))(u), model(u), **CLOSE
-        )
 
 
 @pytest.mark.filterwarnings("ignore")
