@@ -256,8 +256,6 @@ def test_a_process_with_another_set_measures_nothing(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "changed, name",
     [
-        ({}, "amd-epyc-25-17_avx2_1-thread.json"),
-        ({"threads": 2, "model": 1}, "amd-epyc-25-1_avx2_2-threads.json"),
         (
             {
                 "processor": "Intel(R) Core(TM) i7-9700K CPU @ 3.60GHz",
