@@ -1031,13 +1031,12 @@ def _time(seconds: float) -> str:
 
 
 def _medians(found: list[dict[str, Any]]) -> dict[str, float]:
-    "Arm → median time of its runs, in seconds."
-    return {
-        arm: statistics.median(
-            row["wall_seconds"] for row in found if row["arm"] == arm
-        )
-        for arm in dict.fromkeys(row["arm"] for row in found)
-    }
+    "Arm → median time of its runs, in seconds, where times were kept."
+    times: dict[str, list[float]] = {}
+    for row in found:
+        if row["wall_seconds"] is not None:
+            times.setdefault(row["arm"], []).append(row["wall_seconds"])
+    return {arm: statistics.median(of) for arm, of in times.items()}
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #3a016c40

@@ -22,7 +22,7 @@ NO_PICTURE = {
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",
     "423_experiments.recipes.random_nets": "a program; its figures are in 345",
-    "462_experiments.recipes.curvature": "a program; its figures are in 460",
+    "462_experiments.recipes.spectra": "a program; its figures are in 460",
     "475_experiments.recipes.wide_nets": "a program; its figures: 355, 480",
     "592_experiments.recipes.growth": "a program; its figures are in 365",
     "593_experiments.recipes.slimming": "a program; its figures are in 370",

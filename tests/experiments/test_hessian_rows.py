@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normalnorm.experiments.recipes import curvature
+from normalnorm.experiments.recipes import spectra
 from normalnorm.experiments.results import by_arm
 
 ROWS = by_arm("hessian", out=Path(__file__).resolve().parents[2] / "results")
@@ -33,15 +33,15 @@ def test_a_density_is_that_of_its_network(arm):
 
 
 def test_a_network_that_diverged_has_no_spectrum():
-    config = curvature.hessians.arms("smoke")["none, skips"]
-    found = curvature.run(config | {"lr": 1e6, "steps": 3}, 0)
+    config = spectra.hessians.arms("smoke")["none, skips"]
+    found = spectra.run(config | {"lr": 1e6, "steps": 3}, 0)
     assert found["before"] and found["after"] is None and "nodes" not in found
     assert found["metrics"]["diverged"] == 1
 
 
 def test_a_kept_row_is_measured_again():
     kept = ROWS["lmbv, skips"][0]
-    mine = curvature.run(kept["config"] | {"densities": 0}, 0)
+    mine = spectra.run(kept["config"] | {"densities": 0}, 0)
     for when in ("before", "after"):
         for name in ("loss", "smallest"):
             # 0.058 on SSE2

@@ -227,9 +227,6 @@ def test_private_names_of_tools_tests_and_chapters():
         "layers/test_gpu.py": {"utils._python_dispatch.TorchDispatchMode"},
         "layers/test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},
         "layers/test_layers.py": {"_dynamo.testing", "_inductor.config"},
-        "experiments/test_models.py": {
-            "utils._python_dispatch.TorchDispatchMode"
-        },
         "layers/test_native.py": {"_C", "_cdata", "_neg_view"},
         "analysis/test_left_alone.py": {"_forward_hooks"},
         "layers/test_sync.py": {"_dynamo"},
