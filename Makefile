@@ -69,6 +69,7 @@ test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib;
 	@.venv-newest/bin/python tools/bounds.py newest
 
 test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
+	@command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq clang g++ g++-aarch64-linux-gnu git libomp-dev qemu-user-static >/dev/null || true
 	@$(BIN)/python -m tools.processors
 
 test-avx2: $(VENV)/.ready  ## the kernel's chapters and tests as on a processor that has nothing beyond AVX2 (a few minutes)
