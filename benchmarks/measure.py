@@ -19,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -165,22 +164,27 @@ class Busy:
         self.others = self.lasted = 0.0
 
     @staticmethod
-    def _elsewhere() -> float:
+    def _elsewhere() -> float | None:
         "Seconds of all processors so far, without this process's."
-        spent = psutil.cpu_times()
-        waiting = spent.idle + getattr(spent, "iowait", 0.0)
-        # behind these eight are those of guests once more
-        return sum(spent[:8]) - waiting - sum(os.times()[:2])
+        try:
+            line = Path("/proc/stat").read_text().splitlines()[0].split()
+        except OSError:
+            return None
+        ticks = [int(word) for word in line[1:9]]
+        # all but idle and waiting; the last is what the machine's host took
+        busy = (sum(ticks[:3]) + sum(ticks[5:])) / os.sysconf("SC_CLK_TCK")
+        return busy - sum(os.times()[:2])
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         before, began = self._elsewhere(), time.perf_counter()
         yield
-        self.others += self._elsewhere() - before
-        self.lasted += time.perf_counter() - began
+        if before is not None:
+            self.others += self._elsewhere() - before
+            self.lasted += time.perf_counter() - began
 
     def share(self) -> float | None:
-        "None where nothing was measured."
+        "None where the system does not tell, or nothing was measured."
         if not self.lasted:
             return None
         share = self.others / self.lasted / (os.cpu_count() or 1)

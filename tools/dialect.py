@@ -51,23 +51,42 @@ class Myst(markup.Writer):
         kind, title = block.kind, block.title
         if not kind:
             return super().division(block)
-        words, body = self.inline(title.inline) if title else "", []
-        if kind in THEOREMS or kind == "exr":
+        named = kind in THEOREMS or kind == "exr"
+        if title and (named or kind in CALLOUTS and not block.folded):
+            words, title = self.inline(title.inline), None
+        else:
+            words = ""
+        if named:
             name = f"prf:{THEOREMS[kind]}" if kind in THEOREMS else "exercise"
             head = [f"{{{name}}} {words}".strip(), f":label: {block.label}"]
-        elif kind in CALLOUTS and words:
-            head = [f"{{admonition}} {words}", f":class: {kind}"]
-        elif kind in CALLOUTS:
-            head = [f"{{{kind}}}"]
-        else:
+        elif kind == "proof":
             head = ["{prf:proof}"]
-            if kind == "solution":
-                head = ["{admonition} Solution", ":class: dropdown"]
-            body = [self.heading(title)] if title else []
+        elif kind == "solution":
+            head = ["{admonition} Solution", ":class: dropdown"]
+        elif block.folded:
+            head = [
+                f"{{admonition}} {kind.title()}",
+                f":class: {kind} dropdown",
+            ]
+        else:
+            head = (
+                [f"{{admonition}} {words}", f":class: {kind}"]
+                if words
+                else [f"{{{kind}}}"]
+            )
         colons = ":" * (3 + block.depth)
-        body += map(self.block, block.pieces)
+        body = [self.heading(title)] if title else []
         return "\n".join(
-            ["", colons + head[0], *head[1:], "", *body, colons, ""]
+            [
+                "",
+                colons + head[0],
+                *head[1:],
+                "",
+                *body,
+                *map(self.block, block.pieces),
+                colons,
+                "",
+            ]
         )
 
     def citation(self, piece: markup.Citation) -> str:
@@ -116,13 +135,17 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     """
     off = lambda name: found.get(name, "").lower() == "false"
     tags = []
-    if "hide" in found or "default_exp" in found:
+    if "hide" in found or off("include") or "default_exp" in found:
         tags.append("remove-cell")
-    if off("echo"):
+    if off("echo") or "hide_input" in found:
         tags.append("remove-input")
-    if off("output"):
+    if off("output") or "hide_output" in found:
         tags.append("remove-output")
-    if found.get("code-fold", "").lower() == "true":
+    if (
+        found.get("code-fold", "").lower() == "true"
+        or "collapse_input" in found
+        or "collapse" in found
+    ):
         tags.append("hide-input")
     return tags
 
@@ -181,6 +204,17 @@ def title(cells: list[dict]) -> None:
             r"\1:::{div} lead\n\2\n:::\n",
             cells[0]["source"].strip(),
             flags=re.S,
+        )
+
+
+def show_doc(output: dict) -> None:
+    """The output of nbdev's show_doc begins with a rule, which docutils refuses
+    at the start of a section.
+    """
+    data = output.get("data", {})
+    if "text/markdown" in data:
+        data["text/markdown"] = re.sub(
+            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
         )
 
 
@@ -480,6 +514,7 @@ def translate_notebook(
             known = outputs.get("".join(cell["source"]))
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
+                show_doc(output)
                 typeset_output(output)
                 link_claims(output, claims)
     if failed:

@@ -217,7 +217,7 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
     asked = found.get("code-fold", "").lower()
     if asked == "false" or not code.strip():
         return None
-    wanted = asked == "true"
+    wanted = asked == "true" or "collapse" in found or "collapse_input" in found
     if raw:
         if wanted or native_lines(code) > FEW:
             return Fold("cpp", tuple(native(code)))

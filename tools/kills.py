@@ -16,6 +16,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -221,20 +222,44 @@ class Kills:
         return {"status": status, "message": message}
 
     def full_disk(self) -> dict:
-        "Where files may be half as long as a checkpoint."
+        "A disk of its own where one may be made, a limit for files elsewhere."
         trial, size = self.trial(), len(self.checkpoint)
-        limit = size // 2, resource.RLIM_INFINITY
-        status = trial.disturb(
-            lambda: "epoch 1/" in trial.said(),
-            lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, limit),
+        where = trial.folder
+        where.mkdir()
+        mount = ["mount", "-t", "tmpfs", "none", str(where), "-o"]
+        mounted = (
+            subprocess.run(
+                [*mount, f"size={3 * size // 2}"], capture_output=True
+            ).returncode
+            == 0
         )
-        message = trial.said().splitlines()[-1]
-        assert status == 2 and "was not written, and what" in message
-        (kept,) = trial.found("*")
-        assert kept.suffix == ".pt", kept
-        trial.settle(self.expected)
+
+        def starve(pid: int) -> None:
+            if not mounted:
+                resource.prlimit(
+                    pid,
+                    resource.RLIMIT_FSIZE,
+                    (size // 2, resource.RLIM_INFINITY),
+                )
+
+        try:
+            status = trial.disturb(lambda: "epoch 1/" in trial.said(), starve)
+            message = trial.said().splitlines()[-1]
+            assert status == 2 and "was not written, and what" in message
+            (kept,) = trial.found("*")
+            assert kept.suffix == ".pt", kept
+            if mounted:
+                subprocess.run(
+                    [*mount, f"remount,size={30 * size}"], check=True
+                )
+            trial.settle(self.expected)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "-l", str(where)], check=True)
         return {
-            "how": "files may be half as long as a checkpoint",
+            "how": "a file system with room for one checkpoint"
+            if mounted
+            else "files may be half as long as a checkpoint",
             "message": message.replace(str(self.folder), "…"),
         }
 

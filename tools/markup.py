@@ -131,6 +131,10 @@ class Division:
         )
 
     @property
+    def folded(self) -> bool:
+        return self.kind == "solution" or 'collapse="true"' in self.attributes
+
+    @property
     def depth(self) -> int:
         "How deep divisions lie in this one."
         return max(

@@ -218,7 +218,7 @@ class Plain(markup.Writer):
         else:
             head = "*Proof.*" if kind == "proof" else f"**{kind.title()}**"
         head = head * bool(kind)
-        if kind == "solution":
+        if block.folded:
             made = (
                 f"<details>\n<summary>{head.strip('*')}</summary>\n\n"
                 f"{body}\n\n</details>"

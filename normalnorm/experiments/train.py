@@ -37,7 +37,6 @@ __all__ = [
 
 # %% ../../nbs/750_experiments.train.ipynb #fb60a533
 import hashlib
-import io
 import math
 import os
 import pickle
@@ -488,15 +487,29 @@ def clear_leftovers(path: Path) -> None:
 
 
 # %% ../../nbs/750_experiments.train.ipynb #1866051c
+class _Hashing:
+    "A file that hashes what is written to it."
+
+    def __init__(self, file: Any):
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
 def _last_line(sha256: Any) -> bytes:
     return f"\nsha256 {sha256.hexdigest()}\n".encode()
 
 
 def _write_whole(state: dict[str, Any], file: Any) -> None:
     "`state` in PyTorch's format, and a last line with the bytes' SHA-256."
-    torch.save(state, whole := io.BytesIO())
-    file.write(whole.getbuffer())
-    file.write(_last_line(hashlib.sha256(whole.getbuffer())))
+    hashing = _Hashing(file)
+    torch.save(state, hashing)
+    file.write(_last_line(hashing.sha256))
 
 
 def _what_is_wrong(path: Path) -> str:

@@ -54,10 +54,13 @@ def test_blocks():
         == "> **Note** (Mind)\n>\n> Text."
     )
     nested = translated(
-        ":::: {.solution}\nOuter.\n\n::: {.proof}\nInner.\n:::\n::::"
+        ':::: {.callout-tip collapse="true"}\nOuter.\n\n'
+        "::: {.proof}\nInner.\n:::\n::::"
     )
-    assert nested.startswith("<details>\n<summary>Solution</summary>")
-    assert "> *Proof.* Inner. ∎" in nested
+    assert (
+        nested.startswith("<details>\n<summary>Tip</summary>")
+        and "> *Proof.* Inner. ∎" in nested
+    )
 
 
 def test_citations_and_links():

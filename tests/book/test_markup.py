@@ -131,21 +131,22 @@ def test_headings():
 
 
 @pytest.mark.parametrize(
-    "attributes, kind, label",
+    "attributes, kind, label, folded",
     [
-        ("#thm-a", "thm", "thm-a"),
-        ("#exr-a-b", "exr", "exr-a-b"),
-        ("#lem-a .proof", "lem", "lem-a"),
-        (".proof", "proof", ""),
-        (".solution", "solution", ""),
-        (".callout-note", "note", ""),
-        (".column-margin", "", ""),
-        ("#sec-a", "", "sec-a"),
+        ("#thm-a", "thm", "thm-a", False),
+        ("#exr-a-b", "exr", "exr-a-b", False),
+        ("#lem-a .proof", "lem", "lem-a", False),
+        (".proof", "proof", "", False),
+        (".solution", "solution", "", True),
+        (".callout-note", "note", "", False),
+        ('.callout-tip collapse="true"', "tip", "", True),
+        (".column-margin", "", "", False),
+        ("#sec-a", "", "sec-a", False),
     ],
 )
-def test_the_kinds_of_divisions(attributes, kind, label):
+def test_the_kinds_of_divisions(attributes, kind, label, folded):
     (found,) = markup.blocks(f"::: {{{attributes}}}\nx\n:::")
-    assert (found.kind, found.label) == (kind, label)
+    assert (found.kind, found.label, found.folded) == (kind, label, folded)
     assert found.pieces == (Text(("x",)),)
 
 

@@ -207,6 +207,16 @@ print(json.dumps([lost, *found]))
 """
 
 
+def test_they_need_no_package_that_a_machine_with_a_gpu_may_lack():
+    "PyTorch, Triton and what the library requires are all that is there."
+    python("""
+        import sys
+        lacking = "psutil lxml yaml nbformat IPython matplotlib pytest".split()
+        sys.modules.update(dict.fromkeys(lacking))
+        import benchmarks.gpu.__main__
+    """)
+
+
 def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     "Each row is kept, marked, and not made twice; without Triton, left out."
     parts = ["correctness", "ceilings", "layers", "table", "habits"]

@@ -622,6 +622,7 @@ def test_markdown(quarto, myst):
     [
         ("#| hide\nx", ["remove-cell"]),
         ("#| default_exp a.b", ["remove-cell"]),
+        ("#| include: false\nx", ["remove-cell"]),
         ("#| echo: false\nx", ["remove-input"]),
         ("#| output: false\nx", ["remove-output"]),
         ("#| code-fold: true\nx", ["hide-input"]),
@@ -803,6 +804,12 @@ def test_a_formula_keeps_its_punctuation():
             "b,",
             "d.",
         ]
+
+
+def test_show_doc_output_loses_its_rule():
+    output = {"data": {"text/markdown": "---\n\n### f"}}
+    dialect.show_doc(output)
+    assert output["data"]["text/markdown"] == "### f"
 
 
 def test_a_chapter_over_its_budget_is_named(monkeypatch):

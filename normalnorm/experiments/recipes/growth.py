@@ -512,7 +512,11 @@ def peer_run(
     peer, found, steps = _torchattacks(), [], config["steps"]
     with one_thread("cpu"):
         model, x, y = attacked(config, seed)
-        right = lambda v: 100 * (model(v).argmax(1) == y).double().mean().item()
+
+        @torch.no_grad()
+        def right(v: Tensor) -> float:
+            return 100 * (model(v).argmax(1) == y).double().mean().item()
+
         for eps in config["sizes"]:
             step = 2.5 * eps / steps
             plain: dict[str, Any] = {"start": "inputs", "bounds": (0, 1)}
