@@ -86,15 +86,15 @@ def show() -> None:
         )
 
 
-def is_public(core: types.ModuleType, ours: str) -> bool:
-    "Whether `core` has bound the public form of a question."
+def is_public(guards: types.ModuleType, ours: str) -> bool:
+    "Whether `guards` has bound the public form of a question."
     public = {
         "in_transform": "_refused",
         "dispatch_modes": "_seen",
         "foreign_mode": "<lambda>",
         "in_dual_level": "_tangents",
     }
-    return getattr(core, ours).__qualname__ == public[ours]
+    return getattr(guards, ours).__qualname__ == public[ours]
 
 
 def converted() -> list:
@@ -141,7 +141,7 @@ def concrete_where() -> list:
     from torch.autograd import forward_ad
 
     import normalnorm
-    from normalnorm.layers.backends import are_concrete
+    from normalnorm.layers.guards import are_concrete
 
     x, layer = torch.randn(8, 3), normalnorm.BatchNormalNorm1d(3)
     found = [are_concrete(x, None)]
@@ -159,7 +159,8 @@ for _name in os.environ.get("HIDDEN", "").split():
     hide(_name)
 
 if __name__ == "__main__":
-    from normalnorm.layers import backends, core
+    from normalnorm.layers import backends, guards
+    from normalnorm.theory.newton import Over
     from tools import hostile
 
     isolated = hostile.Isolated  # what is imported after this module
@@ -169,10 +170,10 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "public": [
-                    one for one, ours in CORE.items() if is_public(core, ours)
+                    one for one, ours in CORE.items() if is_public(guards, ours)
                 ],
                 "short": getattr(backends._apply, "__func__", None) is None,
-                "kernel": backends.compute(backends.Normalization(x, (0,)))
+                "kernel": backends.compute(backends.Normalization(x, Over(0)))
                 is not None,
                 "converted": converted(),
                 "concrete": concrete_where(),

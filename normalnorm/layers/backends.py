@@ -16,13 +16,12 @@ __all__ = [
     "get_backend",
     "warn_user",
     "along_channels",
+    "average_names",
     "Normalization",
     "NormalizationAcross",
     "Moments",
-    "problem_of",
     "apart",
     "by_definition",
-    "are_concrete",
     "compute",
     "normalize",
     "normality_norm",
@@ -45,17 +44,19 @@ from torch import Tensor, nn
 import normalnorm
 from ..names import near
 from . import core
-from normalnorm.layers.core import (
-    Rule,
-    Statistics,
+from .core import Rule, Statistics
+from normalnorm.layers.guards import (
+    are_concrete,
+    bound,
+    check_channels,
     check_input,
-    check_statistics,
-    dispatch_modes,
-    foreign_mode,
-    in_dual_level,
+    check_precision,
+    check_real,
     in_transform,
+    left_alone,
 )
-from ..theory.newton import Over
+from ..theory.gradient import Gaussianizer
+from ..theory.newton import Over, over
 
 
 # %% ../../nbs/233_layers.backends.ipynb #b0df2fc8
@@ -95,7 +96,7 @@ class Work(Protocol):
         ...         u, = apart(*saved)
         ...         return [u], (2 * u,)
         >>> work = Doubling()
-        >>> work.forward(Normalization(torch.tensor([3.0]), (0,)), False)[0]
+        >>> work.forward(Normalization(torch.tensor([3.0]), Over(0)), False)[0]
         tensor([6.])
         >>> work.backward(None, (), (None,), (True,)) is None
         True
@@ -162,7 +163,7 @@ class Engine:
         >>> engine.offers[Moments] = lambda problem: f"for {problem.dim}"
         >>> engine.covers(Moments(torch.ones(2, 3), (0,)))
         'for (0,)'
-        >>> engine.covers(Normalization(torch.ones(2, 3), (0,))) is None
+        >>> engine.covers(Normalization(torch.ones(2, 3), Over(0))) is None
         True
         >>> engine.require(), engine.try_out(torch.device("cpu"))
         (None, None)
@@ -428,11 +429,25 @@ def along_channels(value: Tensor | None, ndim: int) -> Tensor | None:
     return None if value is None else value.reshape(1, -1, *(1,) * (ndim - 2))
 
 
+def average_names(
+    parameters: tuple[str, ...], spread: str = "var"
+) -> tuple[str, ...]:
+    """The names of a layer's running averages, in their order: mean, spread,
+    parameters of the transform.
+
+    Example:
+
+        >>> average_names(("lambda",))
+        ('running_mean', 'running_var', 'running_lambda')
+    """
+    return tuple([f"running_{name}" for name in ("mean", spread, *parameters)])
+
+
 class Normalization(NamedTuple):
     """A problem: the arguments of `core.normalize`, and what a layer wants
     beside the result.
 
-    - `u`, `dim`, `rule`, `weight`, `bias`, `seed`, `offset`: as for
+    - `u`, `unit`, `rule`, `weight`, `bias`, `seed`, `offset`: as for
       `core.normalize`;
     - `axis`: 1 for a weight, a bias and given `statistics` of shape (C,), for
       channels on axis 1; None where they broadcast with `u`;
@@ -443,15 +458,19 @@ class Normalization(NamedTuple):
 
     Example:
 
-        >>> problem = Normalization(torch.ones(2, 3), (0,), bias=torch.ones(3))
+        >>> problem = Normalization(
+        ...     torch.ones(2, 3), Over(0), bias=torch.ones(3), axis=1)
         >>> [None if x is None else tuple(x.shape) for x in problem.inputs()]
         [(2, 3), None, (3,)]
         >>> len(problem._replace(running=(torch.ones(3),)).tensors())
         5
+        >>> problem.check()
+        >>> problem.arguments()[4].shape                # the bias
+        torch.Size([1, 3])
     """
 
     u: Tensor
-    dim: Any  # tuple[int, ...] or, in several processes, Over
+    unit: Over
     rule: Rule = Rule()
     weight: Tensor | None = None
     bias: Tensor | None = None
@@ -469,35 +488,63 @@ class Normalization(NamedTuple):
         """
         return self.u, self.weight, self.bias
 
-    def tensors(self) -> tuple[Tensor | None, ...] | None:
-        """The inputs first, then the others, returned each in its own shape or
-        None; None alone where no engine may be asked.
-        """
-        (u, dim, _, weight, bias, _, given, running, _, seed, *_) = self
-        if isinstance(dim, Over):
-            return None
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        "The inputs first, then the others, each in its own shape or None."
+        (u, _, _, weight, bias, _, given, running, _, seed, *_) = self
         if given is None:
             return (u, weight, bias, seed, *running)
         mean, var, parameters = given
         return (u, weight, bias, seed, *running, mean, var, *parameters)
 
+    def check(self) -> None:
+        """`TypeError` and `ValueError`, by their names, for tensors that the
+        definition does not take. An engine asks no less, once for all tensors
+        of the same kinds.
+        """
+        u, _, rule, weight, bias, axis, given, running, *_ = self
+        if given is not None:
+            running = *given[:2], *given.parameters
+        values = {"weight": weight, "bias": bias}
+        if running:
+            names = average_names(rule.gaussianizer.names)
+            values.update(zip(names, running))
+        if axis is not None:
+            check_channels(u, **values)
+        else:
+            check_input(u)
+            check_real(**values)
+            check_precision(u, weight=weight, bias=bias)
+
+    def arguments(self) -> tuple:
+        "Those of `core.normalize`: all tensors broadcast with `u`."
+        u, unit, rule, weight, bias, axis, given, _, _, seed, offset, _ = self
+        if axis is not None:
+            weight, bias = (
+                along_channels(weight, u.ndim),
+                along_channels(bias, u.ndim),
+            )
+            if given is not None:
+                wide = torch.promote_types(u.dtype, torch.float32)
+                mean, var, *parameters = [
+                    along_channels(t, u.ndim).to(wide)
+                    for t in (*given[:2], *given.parameters)
+                ]
+                given = Statistics(mean, var, tuple(parameters))
+        return u, unit, rule, weight, bias, given, seed, offset
+
 
 class NormalizationAcross(Normalization):
-    """The same where `dim` is an `Over` whose elements lie in several processes
+    """The same for a unit whose elements lie in several processes
     (`layers.sync.Across`): another kind of problem, for engines that exchange
     what the definition exchanges.
 
     Example:
 
-        >>> problem = NormalizationAcross(torch.ones(2, 3), Over((0,)))
-        >>> len(problem.tensors()), Normalization(*problem).tensors()
-        (4, None)
+        >>> NormalizationAcross(torch.ones(2, 3), Over(0)).tensors()[1:]
+        (None, None, None)
     """
 
     __slots__ = ()
-
-    def tensors(self) -> tuple[Tensor | None, ...] | None:
-        return (self.u, self.weight, self.bias, self.seed, *self.running)
 
 
 class Moments(NamedTuple):
@@ -525,36 +572,6 @@ class Moments(NamedTuple):
         return (self.u,)
 
 
-def problem_of(
-    u: Tensor,
-    dim: tuple[int, ...] | Over,
-    rule: Rule,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    axis: int | None,
-    given: Statistics | None,
-    *rest,
-) -> Normalization:
-    """The problem, of the kind that `dim` asks for; arguments as for
-    `Normalization`.
-
-    `rule`: what happens to a unit. `rest`: the arguments of `Normalization`
-    that come after `statistics`.
-
-    Example:
-
-        >>> type(problem_of(torch.ones(2, 3), (0,), Rule(), None, None, None,
-        ...                 None)).__name__
-        'Normalization'
-    """
-    kind = (
-        NormalizationAcross
-        if isinstance(dim, Over) and dim.apart and given is None
-        else Normalization
-    )
-    return kind(u, dim, rule, weight, bias, axis, given, *rest)
-
-
 def apart(*tensors: Tensor | None) -> list[Tensor | None]:
     """Each as a tensor of its own, even where one is given twice.
 
@@ -572,101 +589,44 @@ def apart(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def by_definition(
-    u: Tensor,
-    weight: Tensor | None,
-    bias: tuple | None,
-    dim: tuple[int, ...],
-    rule: Rule,
-    axis: int | None = None,
-    given: Statistics | None = None,
-    seed: Tensor | None = None,
-    offset: int = 0,
+    problem: Normalization, bias: tuple | None
 ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
     """What a `Work` answers for a `Normalization`: its inputs, apart, and the
     results of these, statistics too, by PyTorch's operations.
 
-    `bias`: its shape and dtype, or None; any has the same derivatives.
+    `problem`: without its bias, which need not be kept, because any has the
+    same derivatives; `bias`: its shape and dtype, or None.
 
-    `dim`, `rule`, `axis`, `given`, `seed`, `offset` as for `Normalization`.
     Returns the inputs in their own shapes, and the output in that of `u` before
-    the statistics, which have size 1 along `dim`.
+    the statistics, which have size 1 along the axes of the unit.
 
     Example:
 
-        >>> u = torch.tensor([[1.0, 3.0]])
-        >>> inputs, (out, mean, var, lmbda) = by_definition(
-        ...     u, None, None, (1,), Rule())
+        >>> problem = Normalization(torch.tensor([[1.0, 3.0]]), Over(1))
+        >>> inputs, (out, mean, var, lmbda) = by_definition(problem, None)
         >>> mean.item(), var.item(), lmbda.item()
         (2.0, 1.0, 1.0)
     """
-    inputs = u, weight, bias = apart(
-        u,
-        weight,
-        bias
-        and torch.zeros(
-            bias[0], dtype=bias[1], device=u.device, requires_grad=True
-        ),
+    u, weight, _ = problem.inputs()
+    zero = bias and torch.zeros(
+        bias[0], dtype=bias[1], device=u.device, requires_grad=True
     )
-    if axis is not None:
-        weight, bias = (
-            along_channels(weight, u.ndim),
-            along_channels(bias, u.ndim),
-        )
-        given = given and Statistics(
-            along_channels(given.mean, u.ndim),
-            along_channels(given.var, u.ndim),
-            tuple(along_channels(p, u.ndim) for p in given.parameters),
-        )
-    out, used = core.normalize(u, dim, rule, weight, bias, given, seed, offset)
+    inputs = apart(u, weight, zero)
+    own = problem._replace(u=inputs[0], weight=inputs[1], bias=inputs[2])
+    out, used = core.normalize(*own.arguments())
     return inputs, (out, used.mean, used.var, *used.parameters)
 
 
-# %% ../../nbs/233_layers.backends.ipynb #c90cf642
+# %% ../../nbs/233_layers.backends.ipynb #c90cf60c
 # Bound here: a module of PyTorch is a large dictionary, of which nothing is in
 # the cache after a convolution.
-_is_compiling, _is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
-_is_grad_enabled, _has_torch_function = (
+_is_compiling, _is_grad_enabled = (
+    torch.compiler.is_compiling,
     torch.is_grad_enabled,
-    torch.overrides.has_torch_function,
 )
-_PLAIN, _ANY = {Tensor, nn.Parameter, type(None)}, (0,)
+_PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
-def are_concrete(*tensors: Tensor | None) -> bool:
-    """Whether all are tensors of PyTorch itself with a memory of their own,
-    outside of tracing, of torch.func, of modes, of batched gradients and of
-    forward-mode differentiation.
-
-    `tensors`: any number of them; None counts as one.
-
-    Example:
-
-        >>> are_concrete(torch.ones(2), None)
-        True
-        >>> are_concrete(torch.ones(2, device="meta"))
-        False
-    """
-    if _is_compiling() or _is_tracing() or in_transform() or dispatch_modes():
-        return False
-    # of a number: where a mode is
-    if _has_torch_function(_ANY) and foreign_mode():
-        return False
-    if not _PLAIN.issuperset(map(type, tensors)):
-        return False
-    try:
-        for t in tensors:  # one that was freed has its own too
-            if (
-                t is not None
-                and not t.data_ptr()
-                and t.untyped_storage().nbytes()
-            ):
-                return False
-    except RuntimeError:  # a batch of gradients
-        return False
-    return not in_dual_level(tensors)
-
-
-# %% ../../nbs/233_layers.backends.ipynb #c90cf60c
 class _ByEngine(torch.autograd.Function):
     """The results of a problem by an engine, with first derivatives; others are
     the definition's.
@@ -733,7 +693,7 @@ def _short(function: Any) -> Callable:
     return super(function, _ByEngine).apply
 
 
-_apply = core.bound("autograd.Function", _short, _ByEngine.apply)
+_apply = bound("autograd.Function", _short, _ByEngine.apply)
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf62c
 # older releases do not tell torch.export from torch.compile
@@ -782,13 +742,15 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
 
         >>> u = torch.tensor([[1.0, 3.0]])
         >>> with set_backend("eager"):
-        ...     compute(Normalization(u, (1,))) is None
+        ...     compute(Normalization(u, Over(1))) is None
         True
     """
+    # an engine knows ordinary units, and those of `NormalizationAcross`
+    other = type(problem) is Normalization and not problem.unit.ordinary
     if _is_compiling():
-        return _traced(problem)
+        return None if other else _traced(problem)
     tensors = problem.tensors()
-    if tensors is None or tensors[0] is None or not are_concrete(*tensors):
+    if tensors[0] is None or not are_concrete(*tensors) or other:
         return None
     u = tensors[0]  # `is_cpu` takes less time than `device`
     for engine in _engines_asked("cpu" if u.is_cpu else u.device.type):
@@ -814,55 +776,48 @@ def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
         return None
 
 
-def normalize(
-    u: Tensor,
-    dim: tuple[int, ...] | Over,
-    rule: Rule = Rule(),
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    statistics: Statistics | None = None,
-    seed: Tensor | None = None,
-    offset: int = 0,
-) -> tuple[Tensor, Statistics | None]:
-    """As `core.normalize`, by the chosen backend.
+def normalize(problem: Normalization) -> tuple[Tensor, Statistics | None]:
+    """The output of a problem, by the chosen backend, and the statistics that
+    it used; None instead where nobody wants them and an engine has moved the
+    running averages.
+
+    The definition moves none. Errors as for `Normalization.check`.
 
     Example:
 
-        >>> out, used = normalize(torch.tensor([[1.0, 3.0]]), (1,))
+        >>> out, used = normalize(Normalization(
+        ...     torch.tensor([[1.0, 3.0]]), Over(1), wanted=True))
         >>> used.mean.item(), round(used.lmbda.item(), 4)
         (2.0, 1.0)
     """
-    check_input(u)
-    check_statistics(statistics)
-    found = compute(
-        problem_of(
-            u,
-            dim,
-            rule,
-            weight,
-            bias,
-            None,
-            statistics,
-            (),
-            0.0,
-            seed,
-            offset,
-            statistics is None,
-        )
-    )
+    found = compute(problem)
     if found is None:
-        return core.normalize(
-            u, dim, rule, weight, bias, statistics, seed, offset
-        )
-    if statistics is not None:
-        return found, statistics
+        problem.check()
+        return core.normalize(*problem.arguments())
+    if not problem.wanted:
+        return found, None
     out, mean, var, *parameters = found
     return out, Statistics(mean, var, tuple(parameters))
 
 
-@core.left_alone
+@left_alone
 @functools.wraps(core.normality_norm, assigned=(), updated=())
-def normality_norm(*args, **options) -> tuple[Tensor, Statistics | None]:
+def normality_norm(
+    u: Tensor,
+    dim: tuple[int, ...] | Over,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    noise: float = 0.0,
+    alpha: float = 1.0,
+    steps: int = 1,
+    safeguard: bool = False,
+    statistics: Statistics | None = None,
+    noise_kind: str = "scaled",
+    seed: Tensor | None = None,
+    offset: int = 0,
+    gaussianizer: Gaussianizer | None = None,
+) -> tuple[Tensor, Statistics | None]:
     """As `normalnorm.layers.core.normality_norm`, computed by the chosen
     backend (`set_backend`).
 
@@ -876,4 +831,21 @@ def normality_norm(*args, **options) -> tuple[Tensor, Statistics | None]:
         >>> normality_norm(torch.tensor([[0.0, 1.0, 8.0]]), (1,))[1].lmbda
         tensor([[-0.3907]])
     """
-    return core.normality_norm(*args, compute=normalize, **options)
+    rule = Rule.of(
+        eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
+    )
+    core.check_statistics(statistics)
+    out, used = normalize(
+        Normalization(
+            u,
+            over(dim),
+            rule,
+            weight,
+            bias,
+            statistics=statistics,
+            seed=seed,
+            offset=offset,
+            wanted=statistics is None,
+        )
+    )
+    return out, used if statistics is None else statistics

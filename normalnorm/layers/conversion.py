@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..names import near
-from .core import Rule, check_input, family, lies_last
+from .core import Rule
+from .guards import check_input, family, lies_last
 from .decorrelated import _DecorrelatedBatchNorm
 from normalnorm.layers.families import (
     _imported,

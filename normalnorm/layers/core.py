@@ -7,23 +7,8 @@ axes, from which every layer is made.
 
 # %% auto #0
 __all__ = [
-    "in_transform",
-    "dispatch_modes",
-    "foreign_mode",
-    "in_dual_level",
     "Statistics",
     "Rule",
-    "size",
-    "sizes",
-    "check_real",
-    "check_memory",
-    "guarded",
-    "kinds",
-    "check_saved",
-    "check_input",
-    "check_precision",
-    "left_alone",
-    "lies_last",
     "inverse_stds",
     "check_statistics",
     "closed",
@@ -31,24 +16,18 @@ __all__ = [
     "affine",
     "saturating_cast",
     "by_autograd",
+    "Kept",
     "normalize",
     "normality_norm",
-    "bound",
-    "family",
 ]
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
-import functools
-import operator
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 
+from .guards import check_input, check_real, in_transform
 from normalnorm.layers.noise import (
     add_noise,
     check_noise,
@@ -105,6 +84,8 @@ class Rule(NamedTuple):
 
         >>> Rule(noise=0.4).without_noise().noise
         0.0
+        >>> Rule(gaussianizer=Power(alpha=0)).reduced().gaussianizer
+        Identity()
         >>> Rule(gaussianizer=Identity()).check().eps     # the plain normalizer
         1e-05
     """
@@ -179,383 +160,12 @@ class Rule(NamedTuple):
         "The rule without noise."
         return self._replace(noise=0.0) if self.noise else self
 
-
-def size(name: str, value) -> int:
-    """A size as a Python integer: of whatever Python takes as an index, NumPy's
-    integers and tensors of one integer too.
-
-    `name`: what the message calls it; `value`: the size.
-
-    `TypeError` for anything else, bool and str too; `ValueError` unless it is
-    positive.
-
-    Example:
-
-        >>> size("num_groups", torch.tensor(4))
-        4
-        >>> size("num_groups", 0)
-        Traceback (most recent call last):
-        ValueError: num_groups=0 must be at least 1
-    """
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or isinstance(value, bool):
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}; a "
-            "positive integer is expected, such as 8"
-        )
-    if found < 1:
-        raise ValueError(f"{name}={found} must be at least 1")
-    return found
-
-
-def sizes(name: str, value) -> tuple[int, ...]:
-    """The sizes of axes as Python integers: of one size, or of a list, tuple,
-    `torch.Size`, array or tensor of one or more.
-
-    `name`: what the message calls them; `value`: the sizes.
-
-    Errors as for `size`; `ValueError` for none.
-
-    Example:
-
-        >>> sizes("normalized_shape", torch.Size([3, 4]))
-        (3, 4)
-        >>> sizes("normalized_shape", 8)
-        (8,)
-    """
-    one = (
-        isinstance(value, (bool, str, bytes))
-        or not hasattr(value, "__iter__")
-        or getattr(value, "ndim", 1) == 0
-    )
-    found = (value,) if one else tuple(value)
-    wrong = ValueError(
-        f"{name}={value}: expected one or more positive sizes, "
-        "those of the input's last axes"
-    )
-    if not found:
-        raise wrong
-    try:
-        return tuple(
-            size(name if one else f"an element of {name}", n) for n in found
-        )
-    except ValueError:
-        raise wrong from None
-
-
-_PLAIN = {Tensor, nn.Parameter}
-
-
-def _unwatched() -> bool:
-    "No compiler, tracer, transform or mode looks at the operations."
-    return not (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or in_transform()
-        or dispatch_modes()
-    )
-
-
-def check_real(**tensors: Tensor | None) -> None:
-    """Raise `TypeError` for parameters and averages that are not real
-    floating-point tensors: a complex one would lose a part, an integer one has
-    no gradient.
-
-    Example:
-
-        >>> check_real(weight=torch.ones(2), bias=torch.tensor([1, 2]))
-        Traceback (most recent call last):
-        TypeError: bias is a tensor of torch.int64; a real floating-point ...
-    """
-    for name, t in tensors.items():
-        if t is not None and not t.is_floating_point():
-            raise TypeError(
-                f"{name} is a tensor of {t.dtype}; a real "
-                "floating-point tensor is expected: convert it, "
-                "e.g. with .float()"
-            )
-
-
-def check_memory(*tensors: Tensor | None) -> None:
-    """Raise `RuntimeError` where the storage of a tensor is smaller than the
-    tensor: freed by `untyped_storage().resize_(0)`, as sharding does between
-    two uses, or cut.
-
-    PyTorch's operations element by element do not ask and read what lies at the
-    address. What has no memory of its own (meta, sparse, subclasses) is passed
-    over.
-
-    `tensors`: any number of them; None is passed over, too.
-
-    Example:
-
-        >>> x = torch.ones(4)
-        >>> _ = x.untyped_storage().resize_(0)              # as sharding does
-        >>> check_memory(x)
-        Traceback (most recent call last):
-        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
-    """
-    if not _unwatched():
-        return
-    for x in tensors:
-        if (
-            type(x) not in _PLAIN
-            or x.layout is not torch.strided
-            or x.is_meta
-            or not x.numel()
-        ):
-            continue
-        try:
-            there = x.untyped_storage().nbytes()
-        except RuntimeError:  # a batch of gradients
-            continue
-        # without gaps, as most: this is asked several times in each step
-        beyond = (
-            x.numel()
-            if x.is_contiguous()
-            else 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
-        )
-        needed = x.element_size() * (x.storage_offset() + beyond)
-        if there < needed:
-            raise RuntimeError(
-                "the memory of a tensor of shape "
-                f"{tuple(x.shape)} is not there: it reaches to "
-                f"byte {needed} of a storage of {there}. It was "
-                "freed (resize_(0), as sharding does) or cut: "
-                "bring it back before the layer's forward, and "
-                "before its backward pass"
-            )
-
-
-def guarded(out: Tensor, *tensors: Tensor | None) -> Tensor:
-    """`out`; before its backward pass the memory of `tensors`, and of the
-    gradient, is checked, for results that PyTorch's own operations
-    differentiate. Returns `out` in its shape.
-
-    Example:
-
-        >>> x = torch.ones(4, requires_grad=True)
-        >>> out = guarded(x * x, x)
-        >>> _ = x.untyped_storage().resize_(0)
-        >>> out.sum().backward()
-        Traceback (most recent call last):
-        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
-    """
-    if _unwatched() and out.grad_fn is not None:
-        held = [weakref.ref(t) for t in tensors if type(t) in _PLAIN]
-        out.grad_fn.register_prehook(
-            lambda grads: check_memory(*grads, *(t() for t in held))
-        )
-    return out
-
-
-def kinds(tensors: tuple[Tensor | None, ...]) -> tuple | None:
-    """Shape, dtype and device of each, for `check_saved`; None where the
-    operations are watched.
-
-    `tensors`: what a forward pass saves, None where there is none.
-
-    Example:
-
-        >>> kinds((torch.ones(2, 3), None))
-        ((torch.Size([2, 3]), torch.float32, device(type='cpu')), None)
-    """
-    return (
-        tuple(
-            None if t is None else (t.shape, t.dtype, t.device) for t in tensors
-        )
-        if _unwatched()
-        else None
-    )
-
-
-def check_saved(
-    tensors: tuple[Tensor | None, ...], expected: Sequence[tuple | None] | None
-) -> None:
-    """Raise `RuntimeError` unless the tensors that the forward pass saved come
-    back as what they were, which a saved-tensor hook decides; strides may
-    differ.
-
-    `tensors`: as they come back; `expected`: what `kinds` said of them, None
-    where it did not.
-
-    Example:
-
-        >>> saved = (torch.ones(2, 3),)
-        >>> check_saved(saved, kinds(saved))
-        >>> check_saved((saved[0].double(),), kinds(saved))
-        Traceback (most recent call last):
-        RuntimeError: a tensor saved for the backward pass came back with ...
-    """
-    for x, kind in zip(tensors, expected or ()):
-        if x is not None and (x.shape, x.dtype, x.device) != kind:
-            shape, dtype, device = kind
-            raise RuntimeError(
-                "a tensor saved for the backward pass came "
-                f"back with shape {tuple(x.shape)}, {x.dtype}, "
-                f"on {x.device}; expected {tuple(shape)}, "
-                f"{dtype}, on {device}: the unpack function of "
-                "a saved-tensor hook must return what its pack "
-                "function was given"
-            )
-    check_memory(*tensors)
-
-
-_KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def check_input(u: Tensor) -> None:
-    """Raise `TypeError` unless `u` is a dense tensor of float16, bfloat16,
-    float32 or float64.
-
-    Example:
-
-        >>> check_input(torch.ones(2, 3))
-        >>> check_input(torch.tensor([1, 2]))
-        Traceback (most recent call last):
-        TypeError: a normalizer expects a real floating-point tensor of 16, ...
-    """
-    if isinstance(u, fx.Proxy):
-        raise TypeError(
-            "torch.fx takes a layer of this library as one module, "
-            "and finds nothing to trace inside: trace a model that "
-            "contains it, e.g. nn.Sequential(layer)"
-        )
-    if not isinstance(u, Tensor):
-        raise TypeError(
-            "a normalizer expects a real floating-point tensor, "
-            f"not {type(u).__name__}: make one, e.g. with "
-            "torch.as_tensor(…)"
-        )
-    if u.dtype not in _KNOWN:
-        raise TypeError(
-            "a normalizer expects a real floating-point tensor of "
-            f"16, 32 or 64 bits, not {u.dtype}: convert it, e.g. "
-            "with .float()"
-        )
-    if u.layout is not torch.strided or u.is_nested:
-        given, instead = (
-            ("nested", "its parts, from .unbind(), or a padded one")
-            if u.is_nested
-            else (u.layout, "a dense one, from .to_dense()")
-        )
-        raise TypeError(
-            f"a normalizer expects a dense tensor, not a {given} "
-            f"one: give it {instead}"
-        )
-
-
-def check_precision(u: Tensor, **tensors: Tensor | None) -> None:
-    """Raise `TypeError` where a float64 input meets narrower parameters or
-    averages: PyTorch's layers refuse it, and the result would not have the
-    precision of its dtype.
-
-    `u`: the input; `tensors`: the others by their names, for the message.
-
-    Example:
-
-        >>> check_precision(torch.ones(2).double(), weight=torch.ones(2))
-        Traceback (most recent call last):
-        TypeError: the input is torch.float64 and weight torch.float32: ...
-    """
-    if u.dtype is torch.float64:
-        for name, t in tensors.items():
-            if (
-                t is not None
-                and t.is_floating_point()
-                and t.dtype is not torch.float64
-            ):
-                raise TypeError(
-                    f"the input is torch.float64 and {name} "
-                    f"{t.dtype}: expected one precision; give the "
-                    f"input as .to({t.dtype}), or make the layer "
-                    ".double()"
-                )
-
-
-# whether this release's compiler reads all layers (chapter 284)
-_READ = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (
-    2,
-    13,
-)
-_Function = TypeVar("_Function", bound=Callable)
-
-
-def left_alone(function: _Function) -> _Function:
-    """`function`; where `torch.compile` is older than 2.13, in a form that it
-    does not read but call: a break in the graph, and the function runs as
-    uncompiled. Returned as it is for later releases.
-
-    Example:
-
-        >>> @left_alone
-        ... def twice(x):
-        ...     return 2 * x
-        >>> twice(torch.ones(2))
-        tensor([2., 2.])
-    """
-    return function if _READ else torch.compiler.disable(function)
-
-
-class _Leaf(nn.Module):
-    """A module that torch.fx takes as one, as those of torch.nn: tracers ask
-    for the name of a module's package, and look into all others. A compiler
-    that is too old for it leaves it alone. `torch.jit.script` is refused.
-
-    Example:
-
-        >>> class Twice(_Leaf):
-        ...     def forward(self, x):
-        ...         return x * 2
-        >>> traced = fx.symbolic_trace(nn.Sequential(Twice()))
-        >>> [node.op for node in traced.graph.nodes]
-        ['placeholder', 'call_module', 'output']
-    """
-
-    def __init_subclass__(cls, **options):
-        super().__init_subclass__(**options)
-        if "forward" in vars(cls):
-            cls.forward = left_alone(cls.forward)
-
-    def __call__(self, *args, **kwargs):
-        if not args or type(args[0]) is not Tensor:
-            first = args[0] if args else next(iter(kwargs.values()), None)
-            if isinstance(first, fx.Proxy):
-                tracer = first.tracer
-                return tracer.create_proxy(
-                    "call_module", tracer.path_of_module(self), args, kwargs
-                )
-        return super().__call__(*args, **kwargs)
-
-    def __prepare_scriptable__(self):
-        # torch.jit.script asks each module of a model; torch.jit.trace none
-        raise RuntimeError(
-            f"torch.jit.script was given a {type(self).__name__}, alone or in "
-            "a model: scripting is not supported for layers of this library. "
-            "Use torch.export or torch.compile, or torch.jit.trace if the "
-            "result has to be TorchScript"
-        )
-
-
-def lies_last(x: Tensor) -> bool:
-    """Whether `x`, of four axes, lies in memory with its channels last, and in
-    no other order; no inside vmap, which does not say.
-
-    Example:
-
-        >>> x = torch.ones(2, 3, 4, 4)
-        >>> lies_last(x), lies_last(x.to(memory_format=torch.channels_last))
-        (False, True)
-    """
-    if x.ndim != 4 or x.is_contiguous():
-        return False
-    try:
-        return x.is_contiguous(memory_format=torch.channels_last)
-    except RuntimeError:
-        return False
+    def reduced(self) -> "Rule":
+        "The rule with the simplest transform that does the same."
+        simplest = self.gaussianizer.reduced()
+        if simplest is self.gaussianizer:
+            return self
+        return self._replace(gaussianizer=simplest)
 
 
 def inverse_stds(var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -598,27 +208,25 @@ def check_statistics(given: Statistics | None) -> None:
         )
 
 
-def closed(
-    gaussianizer: Gaussianizer, x: Tensor, dim: tuple[int, ...] | Over
-) -> bool:
+def closed(gaussianizer: Gaussianizer, x: Tensor, unit: Over) -> bool:
     """Whether the transform of `x` has its gradient in closed form, and cannot
     overflow. Sizes are not asked while compiling.
 
-    `gaussianizer`: the transform; `dim`: the axes of a unit.
+    `gaussianizer`: the transform, of each `unit`.
 
     Example:
 
         >>> x = torch.ones(8, 3)
-        >>> closed(Power(), x, (0,)), closed(Power(steps=2), x, (0,))
+        >>> closed(Power(), x, Over(0)), closed(Power(steps=2), x, Over(0))
         (True, False)
     """
     return gaussianizer.closed(
-        None if torch.compiler.is_compiling() else over(dim).size(x)
+        None if torch.compiler.is_compiling() else unit.size(x)
     )
 
 
 def gaussianize(
-    x: Tensor, dim: tuple[int, ...] | Over, rule: Rule
+    x: Tensor, unit: Over, rule: Rule, limited: bool = False
 ) -> tuple[Tensor, Statistics, Tensor | None]:
     """Standardize and transform; returns the values, the statistics, and what
     the gaussianizer has to remember of its estimate, or None.
@@ -628,19 +236,19 @@ def gaussianize(
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
 
-    `x`: in float32 at least; units extend over `dim`. The values that are
-    returned have its shape, the statistics size 1 along `dim`. Noise and affine
-    map are not applied. `rule`: ε and the transform, of which its noise is no
-    part. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
+    `x`: in float32 at least; `unit`: what shares statistics. The values that
+    are returned have its shape, the statistics size 1 along the unit's axes.
+    Noise and affine map are not applied. `rule`: ε and the transform;
+    `limited`: whether values that the transform could not represent are moved. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
 
     Example:
 
         >>> x, statistics, more = gaussianize(
-        ...     torch.tensor([[1.0, 3.0]]), (1,), Rule(eps=0.0))
+        ...     torch.tensor([[1.0, 3.0]]), Over(1), Rule(eps=0.0))
         >>> x.round(decimals=3), statistics.mean.item()
         (tensor([[-1.,  1.]]), 2.0)
     """
-    unit, gaussianizer = over(dim), rule.gaussianizer.reduced()
+    gaussianizer = rule.gaussianizer
     var, mean = unit.var_mean(x, name="input")
     if not unit.dim:  # centred only: the rate is to be 1
         var = var - rule.eps
@@ -657,9 +265,9 @@ def gaussianize(
         else torch.zeros_like(c)
     )
     # of the scale's set: another mean than that of k would spoil a safeguard
-    own = dim if unit.centre is None else unit.dim or dim
+    own = unit if unit.centre is None or not unit.dim else Over(unit.dim)
     parameters, fitted = gaussianizer.fit(k, own)
-    if not closed(gaussianizer, x, dim):
+    if limited:
         h = gaussianizer.limited(h, parameters)
     return (
         gaussianizer.apply(h, parameters),
@@ -670,8 +278,6 @@ def gaussianize(
 
 def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """x·weight + bias, each of which may be None.
-
-    `TypeError` unless they are real floating-point tensors.
 
     `ValueError` where they would enlarge the result, which has the shape of
     `x`. Source: Ioffe & Szegedy (2015), Algorithm 1.
@@ -685,7 +291,6 @@ def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         Traceback (most recent call last):
         ValueError: weight or bias would enlarge the result to (4, 2, 3); ...
     """
-    check_real(weight=weight, bias=bias)
     shape = x.shape
     x = x if weight is None else x * weight
     out = x if bias is None else x + bias
@@ -720,7 +325,7 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def by_autograd(
     u: Tensor,
-    dim: tuple[int, ...] | Over,
+    unit: Over,
     rule: Rule = Rule(),
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -733,16 +338,169 @@ def by_autograd(
     Example:
 
         >>> u = torch.tensor([[1.0, 3.0, 8.0]])
-        >>> out, used = by_autograd(u, (1,))
-        >>> torch.allclose(out, normalize(u, (1,))[0], atol=1e-5)
+        >>> out, used = by_autograd(u, Over(1))
+        >>> torch.allclose(out, normalize(u, Over(1))[0], atol=1e-5)
         True
     """
-    x, statistics, _ = gaussianize(upcast(u), dim, rule)
-    x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
+    rule = rule.reduced()
+    x, statistics, _ = gaussianize(
+        upcast(u), unit, rule, not closed(rule.gaussianizer, u, unit)
+    )
+    x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
     return saturating_cast(affine(x, weight, bias), u.dtype), statistics
 
 
 # %% ../../nbs/230_layers.core.ipynb #080d3911
+class Kept:
+    """What a forward pass keeps, and what follows from it for the derivatives.
+
+    `saved`: input, weight, seed, mean, variance, parameters, and what the
+    gaussianizer remembers; `unit`, `rule` (reduced), `offset`: as for
+    `normalize`.
+    Source: chapter 227, @eq-statistics-gradient.
+
+    Example:
+
+        >>> u = torch.tensor([[1.0, 3.0, 8.0]])
+        >>> _, used = normalize(u, Over(1))
+        >>> kept = Kept(
+        ...     (u, None, None, used.mean, used.var, used.lmbda), Over(1), Rule(),
+        ...     0)
+        >>> kept.noisy().shape, kept.factor()           # without noise
+        (torch.Size([1, 3]), 1.0)
+        >>> of_u, *_ = kept.gradients((True, False, False), None, u)
+        >>> abs(of_u.sum().item()) < 1e-6
+        True
+        >>> [t.shape[1] for t in kept.tangents(torch.ones_like(u), None, None)]
+        [3, 1, 1, 1]
+    """
+
+    def __init__(
+        self,
+        saved: tuple[Tensor | None, ...],
+        unit: Over,
+        rule: Rule,
+        offset: int,
+    ):
+        self.u, self.weight, self.seed, self.mean, self.var, *rest = saved
+        self.unit, self.rule, self.offset = unit, rule, offset
+        self.gaussianizer = rule.gaussianizer
+        n = len(self.gaussianizer.names)
+        self.parameters = tuple(rest[:n])
+        self.fitted = rest[n] if rest[n:] else None
+        self.c = self.u.to(self.var.dtype) - self.mean
+        self.rate, self.bare = inverse_stds(self.var, rule.eps)
+        self.h = self.c * self.rate
+
+    def noisy(self) -> Tensor:
+        "The transformed values with their noise."
+        return add_noise(
+            self.gaussianizer.apply(self.h, self.parameters),
+            self.unit,
+            self.rule.noise,
+            self.rule.noise_kind,
+            self.seed,
+            self.offset,
+        )
+
+    def factor(self) -> Tensor | float:
+        "∂y/∂x: 1, or 1 + ξz in Gaussian dropout."
+        rule = self.rule
+        if not rule.noise or rule.noise_kind != "dropout":
+            return 1.0
+        z = normal_noise(self.h.shape, self.seed, self.offset)
+        return 1 + rule.noise * z.to(self.h.dtype)
+
+    def gradients(
+        self,
+        needs: tuple[bool, ...],
+        bias_shape: torch.Size | None,
+        grad: Tensor | None,
+        of_mean: Tensor | None = None,
+        of_var: Tensor | None = None,
+        *of_parameters: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of input, weight and bias, those that are needed, from the gradients
+        of output, mean, variance and parameters.
+        """
+        u, weight, c, unit = self.u, self.weight, self.c, self.unit
+        of_u = of_weight = of_bias = None
+        if grad is not None:
+            g = grad.to(self.var.dtype)
+            if needs[1]:
+                of_weight = (g * self.noisy()).sum_to_size(weight.shape)
+                of_weight = of_weight.to(weight.dtype)
+            if needs[2]:
+                of_bias = g.sum_to_size(bias_shape)
+            if needs[0]:
+                of_u = gaussianized_gradient(
+                    u.to(self.var.dtype),
+                    (g if weight is None else g * weight) * self.factor(),
+                    self.mean,
+                    self.rate,
+                    self.bare,
+                    self.parameters,
+                    unit,
+                    self.gaussianizer,
+                    self.fitted,
+                )
+        if needs[0]:
+            terms = [(of_mean, 1.0), (of_var, 2 * c)]
+            if any(g is not None for g in of_parameters):
+                k = c * self.bare
+                terms += [
+                    (upstream, self.bare * project(move, k, unit))
+                    for upstream, move in zip(
+                        of_parameters,
+                        self.gaussianizer.jacobian(k, unit, self.fitted),
+                    )
+                ]
+            for upstream, slope in terms:
+                if upstream is not None:
+                    term = (upstream * slope / unit.size(u)).expand(c.shape)
+                    of_u = term if of_u is None else of_u + term
+            of_u = None if of_u is None else of_u.to(u.dtype)
+        return of_u, of_weight, of_bias
+
+    def tangents(
+        self,
+        of_u: Tensor | None,
+        of_weight: Tensor | None,
+        of_bias: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Of output, mean, variance and parameters, from those of input, weight
+        and bias.
+        """
+        h, unit, gaussianizer = self.h, self.unit, self.gaussianizer
+        out = torch.zeros_like(h)
+        of_mean, of_var, *of_parameters = (
+            torch.zeros_like(t) for t in (self.mean, self.var, *self.parameters)
+        )
+        if of_u is not None:
+            t, k = of_u.to(self.var.dtype), self.c * self.bare
+            of_mean, of_var = unit.mean(t), 2 * unit.mean(self.c * t)
+            out = project(t, h, unit) * self.rate
+            if not isinstance(gaussianizer, Identity):
+                out = out * torch.exp(
+                    gaussianizer.log_slope(h, self.parameters)
+                )
+            of_parameters = [
+                unit.mean(project(move, k, unit) * t) * self.bare
+                for move in gaussianizer.jacobian(k, unit, self.fitted)
+            ]
+            for slope, change in zip(
+                gaussianizer.by_parameters(h, self.parameters), of_parameters
+            ):
+                out = out + slope * change
+            out = out * self.factor()
+            out = out if self.weight is None else out * self.weight
+        if of_weight is not None:
+            out = out + of_weight * self.noisy()
+        if of_bias is not None:
+            out = out + of_bias
+        return out.to(self.u.dtype), of_mean, of_var, *of_parameters
+
+
 class _Normalized(torch.autograd.Function):
     """Output, mean, variance, parameters and what the gaussianizer remembers of
     its estimate, if anything (without gradient).
@@ -756,174 +514,46 @@ class _Normalized(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u, weight, bias, seed, dim, rule, offset):
-        x, (mean, var, parameters), fitted = gaussianize(upcast(u), dim, rule)
-        x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
-        return (
-            saturating_cast(affine(x, weight, bias), u.dtype),
-            mean,
-            var,
-            *parameters,
-            *(() if fitted is None else (fitted,)),
-        )
+    def forward(u, weight, bias, seed, unit, rule, offset):
+        x, (mean, var, parameters), fitted = gaussianize(upcast(u), unit, rule)
+        x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
+        out = saturating_cast(affine(x, weight, bias), u.dtype)
+        outputs = out, mean, var, *parameters
+        return outputs if fitted is None else (*outputs, fitted)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        u, weight, bias, seed, ctx.dim, ctx.rule, ctx.offset = inputs
+        u, weight, bias, seed, *ctx.rest = inputs
+        rule = ctx.rest[1]
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *output[3 + len(ctx.rule.gaussianizer.reduced().names) :]
-        )
+        ctx.mark_non_differentiable(*output[3 + len(rule.gaussianizer.names) :])
         ctx.save_for_backward(u, weight, seed, *output[1:])
         ctx.save_for_forward(u, weight, seed, *output[1:])
-        if not torch.compiler.is_compiling():
-            ctx.kinds = kinds((u, weight, seed, *output[1:]))
-
-    @staticmethod
-    def _parts(ctx, saved):
-        """The gaussianizer, its parameters, what it remembers; centred input,
-        h, 1/√(σ²+ε), 1/σ; and the transformed values with their noise, if
-        something asks for them.
-        """
-        (u, _, seed, mean, var, *rest), rule = saved, ctx.rule
-        gaussianizer = rule.gaussianizer.reduced()
-        n = len(gaussianizer.names)
-        parameters, fitted = tuple(rest[:n]), rest[n] if rest[n:] else None
-        c = u.to(var.dtype) - mean
-        rate, bare = inverse_stds(var, rule.eps)
-        h = c * rate
-
-        def noisy():
-            return add_noise(
-                gaussianizer.apply(h, parameters),
-                ctx.dim,
-                rule.noise,
-                rule.noise_kind,
-                seed,
-                ctx.offset,
-            )
-
-        return gaussianizer, parameters, fitted, c, h, rate, bare, noisy
-
-    @staticmethod
-    def _factor(ctx, seed, like):
-        "∂y/∂x: 1, or 1 + ξz in Gaussian dropout."
-        rule = ctx.rule
-        if rule.noise and rule.noise_kind == "dropout":
-            return 1 + rule.noise * normal_noise(
-                like.shape, seed, ctx.offset
-            ).to(like.dtype)
-        return 1.0
 
     @staticmethod
     def backward(ctx, *grads):
         # once: each time unpacks again what a hook has packed
-        saved = ctx.saved_tensors
-        if not torch.compiler.is_compiling():
-            check_saved(saved, ctx.kinds)
-            check_memory(grads[0])
-        return _Normalized._gradients(ctx, saved, *grads)
-
-    @staticmethod
-    def _gradients(ctx, saved, grad, grad_mean=None, grad_var=None, *others):
-        u, weight, seed, mean, var, *_ = saved
-        dim = ctx.dim
-        gaussianizer, parameters, fitted, c, h, rate, bare, noisy = (
-            _Normalized._parts(ctx, saved)
-        )
-        of_u = of_weight = of_bias = None
-        if grad is not None:
-            g = grad.to(var.dtype)
-            if ctx.needs_input_grad[1]:
-                of_weight = (
-                    (g * noisy()).sum_to_size(weight.shape).to(weight.dtype)
-                )
-            if ctx.needs_input_grad[2]:
-                of_bias = g.sum_to_size(ctx.bias_shape)
-            if ctx.needs_input_grad[0]:
-                g = (g if weight is None else g * weight) * _Normalized._factor(
-                    ctx, seed, h
-                )
-                of_u = gaussianized_gradient(
-                    u.to(var.dtype),
-                    g,
-                    mean,
-                    rate,
-                    bare,
-                    parameters,
-                    dim,
-                    gaussianizer,
-                    fitted,
-                )
-        if ctx.needs_input_grad[0]:
-            terms = [(grad_mean, 1.0), (grad_var, 2 * c)]
-            others = others[: len(parameters)]
-            if any(upstream is not None for upstream in others):
-                k = c * bare
-                terms += [
-                    (upstream, bare * project(move, k, dim))
-                    for upstream, move in zip(
-                        others, gaussianizer.jacobian(k, dim, fitted)
-                    )
-                ]
-            for upstream, slope in terms:
-                if upstream is not None:
-                    term = (upstream * slope / over(dim).size(u)).expand(
-                        c.shape
-                    )
-                    of_u = term if of_u is None else of_u + term
-            of_u = None if of_u is None else of_u.to(u.dtype)
-        return of_u, of_weight, of_bias, None, None, None, None
+        kept = Kept(ctx.saved_tensors, *ctx.rest)
+        count = 3 + len(kept.parameters)
+        return *kept.gradients(
+            ctx.needs_input_grad, ctx.bias_shape, *grads[:count]
+        ), *(None,) * 4
 
 
 class _NormalizedBothModes(_Normalized):
     "The same with a derivative in forward mode."
 
     @staticmethod
-    def jvp(ctx, u_tangent, weight_tangent, bias_tangent, *_):
-        saved = ctx.saved_tensors
-        u, weight, seed, mean, var, *_ = saved
-        dim = ctx.dim
-        gaussianizer, parameters, fitted, c, h, rate, bare, noisy = (
-            _Normalized._parts(ctx, saved)
-        )
-        out = torch.zeros_like(h)
-        of_mean, of_var, *of_parameters = (
-            torch.zeros_like(t) for t in (mean, var, *parameters)
-        )
-        if u_tangent is not None:
-            t, k = u_tangent.to(var.dtype), c * bare
-            of_mean, of_var = over(dim).mean(t), 2 * over(dim).mean(c * t)
-            out = project(t, h, dim) * rate
-            if not isinstance(gaussianizer, Identity):
-                out = out * torch.exp(gaussianizer.log_slope(h, parameters))
-            of_parameters = [
-                over(dim).mean(project(move, k, dim) * t) * bare
-                for move in gaussianizer.jacobian(k, dim, fitted)
-            ]
-            for slope, change in zip(
-                gaussianizer.by_parameters(h, parameters), of_parameters
-            ):
-                out = out + slope * change
-            out = out * _Normalized._factor(ctx, seed, h)
-            out = out if weight is None else out * weight
-        if weight_tangent is not None:
-            out = out + weight_tangent * noisy()
-        if bias_tangent is not None:
-            out = out + bias_tangent
-        return (
-            out.to(u.dtype),
-            of_mean,
-            of_var,
-            *of_parameters,
-            *(() if fitted is None else (None,)),
-        )
+    def jvp(ctx, of_u, of_weight, of_bias, *_):
+        kept = Kept(ctx.saved_tensors, *ctx.rest)
+        found = kept.tangents(of_u, of_weight, of_bias)
+        return found if kept.fitted is None else (*found, None)
 
 
 def normalize(
     u: Tensor,
-    dim: tuple[int, ...] | Over,
+    unit: Over,
     rule: Rule = Rule(),
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -931,69 +561,58 @@ def normalize(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Statistics | None]:
-    """`normality_norm` for a rule, which is not checked again.
+    """`normality_norm` for a rule and tensors that have been checked, over the
+    elements of `unit`.
 
-    Arguments, result and errors as for `normality_norm`.
+    Other arguments, result and errors as for `normality_norm`.
 
     Example:
 
         >>> x = torch.randn(8, 3)
-        >>> out, used = normalize(x, (0,), Rule(eps=1e-3))
+        >>> out, used = normalize(x, Over(0), Rule(eps=1e-3))
         >>> out.shape, used.mean.shape
         (torch.Size([8, 3]), torch.Size([1, 3]))
     """
-    check_input(u)
-    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+    tracing, compiling = torch.jit.is_tracing(), torch.compiler.is_compiling()
+    if tracing and torch.onnx.is_in_onnx_export():
         raise RuntimeError(
             "ONNX's older exporter traces this layer wrongly, "
             "without a word: use torch.onnx.export(…, "
             "dynamo=True)"
         )
-    unit = over(dim)
-    given: tuple[Tensor, ...] = ()
-    if statistics is not None:
-        check_statistics(statistics)
-        given = (statistics.mean, statistics.var, *statistics.parameters)
     if not u.numel() and not unit.apart:
-        return saturating_cast(
-            affine(u.clone(), weight, bias), u.dtype
-        ), statistics
-    check_memory(u, weight, bias, *given)
+        out = affine(u.clone(), weight, bias)
+        return saturating_cast(out, u.dtype), statistics
     offset += unit.offset
     if rule.noise and seed is None:
         seed = draw_seed(u.device) if unit.seed is None else unit.seed
     if statistics is not None:
-        mean, var, parameters = given[0], given[1], given[2:]
+        mean, var, parameters = statistics
         x = (u.to(mean.dtype) - mean) * inverse_stds(var, rule.eps)[0]
         if parameters or not rule.gaussianizer.names:
             x = rule.gaussianizer.apply(
                 rule.gaussianizer.limited(x, parameters), parameters
             )
-        x = add_noise(x, dim, rule.noise, rule.noise_kind, seed, offset)
-        return guarded(
-            saturating_cast(affine(x, weight, bias), u.dtype), u, weight, *given
-        ), statistics
+        x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
+        return saturating_cast(affine(x, weight, bias), u.dtype), statistics
+    rule = rule.reduced()
     # a trace cannot hold a function of Python's, and torch.compile loses its
     # gradient in a transform of torch.func; what lies in other processes is not
     # differentiated operation by operation
     if not unit.apart and (
         unit.centre is not None
-        or torch.jit.is_tracing()
-        or torch.compiler.is_compiling()
+        or tracing
+        or compiling
         and in_transform()
-        or not closed(rule.gaussianizer.reduced(), u, dim)
+        or not closed(rule.gaussianizer, u, unit)
     ):
-        out, statistics = by_autograd(u, dim, rule, weight, bias, seed, offset)
-        return guarded(out, u, weight), statistics
-    function = (
-        _Normalized if torch.compiler.is_compiling() else _NormalizedBothModes
-    )
+        return by_autograd(u, unit, rule, weight, bias, seed, offset)
+    function = _Normalized if compiling else _NormalizedBothModes
     out, mean, var, *rest = function.apply(
-        u, weight, bias, seed, dim, rule, offset
+        u, weight, bias, seed, unit, rule, offset
     )
-    return out, Statistics(
-        mean, var, tuple(rest[: len(rule.gaussianizer.reduced().names)])
-    )
+    count = len(rule.gaussianizer.names)
+    return out, Statistics(mean, var, tuple(rest[:count]))
 
 
 def normality_norm(
@@ -1011,8 +630,6 @@ def normality_norm(
     seed: Tensor | None = None,
     offset: int = 0,
     gaussianizer: Gaussianizer | None = None,
-    *,
-    compute: Callable = normalize,
 ) -> tuple[Tensor, Statistics | None]:
     """Normalize, gaussianize, add noise, map affinely, over the axes `dim`.
 
@@ -1024,8 +641,7 @@ def normality_norm(
     `alpha=0` and `noise=0` this is the plain normalizer. `gaussianizer`:
     another transform than the power transform. `statistics`: given ones
     (running averages) instead of those of `u`; without parameters no transform
-    is applied. `compute`: by what, given a `Rule`. `eps`: ε, added to the
-    variance.
+    is applied. `eps`: ε, added to the variance.
 
     Returns the result, in the shape and dtype of `u`, and the statistics used,
     in float32 at least, with size 1 along `dim`.
@@ -1056,146 +672,7 @@ def normality_norm(
     rule = Rule.of(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
     )
-    return compute(u, dim, rule, weight, bias, statistics, seed, offset)
-
-
-# %% ../../nbs/230_layers.core.ipynb #d7b25c94
-def bound(name: str, use: Callable, public: Callable) -> Callable:
-    """What `use` makes of a private `name` of PyTorch, a path from `torch`;
-    `public`, slower, where the name is gone or does something else, about
-    which `use` raises.
-
-    Decided once, in a thread of its own: there no mode, transform or default
-    device of the importing thread is active.
-
-    Example:
-
-        >>> bound("_C._no_such_name", lambda found: found, len) is len
-        True
-    """
-    try:
-        with ThreadPoolExecutor(1) as alone:
-            found = lambda: use(operator.attrgetter(name)(torch))
-            return alone.submit(found).result()
-    except Exception:  # whatever has changed in PyTorch
-        return public
-
-
-def _tells(question: Callable, inside: Callable) -> Callable:
-    "`question`, if it says no out here, and yes where `inside` asks it."
-    answers = [question()]
-
-    def ask(x=None):
-        answers.append(question())
-        return x
-
-    inside(ask)
-    if list(map(bool, answers)) != [False, True]:
-        raise NotImplementedError(f"{question} answers {answers}")
-    return question
-
-
-def _within(context, ask: Callable) -> None:
-    with context:
-        ask()
-
-
-class _Old(torch.autograd.Function):
-    "Without `setup_context`: refused where torch.func transforms."
-
-    @staticmethod
-    def forward(ctx):
-        return None
-
-
-def _refused() -> bool:
-    try:
-        _Old.apply()
-    except RuntimeError:
-        return True
-    return False
-
-
-@functools.cache
-def _operator() -> Callable:
-    "An operator of our own that says whether it was handed to a mode."
-    try:
-        library = torch.library.Library("normalnorm", "FRAGMENT")
-        name = f"seen_{id(_Old)}"  # another one in a module reloaded
-        library.define(f"{name}() -> bool")
-        library.impl(name, lambda: False, "CompositeExplicitAutograd")
-        library.impl(name, lambda: True, "Python")  # the modes' key
-        seen = getattr(torch.ops.normalnorm, name).default
-        found = lambda kept=library: seen()
-        with ThreadPoolExecutor(1) as alone:
-            return alone.submit(_tells, found, _in_mode).result()
-    except Exception:  # nobody knows: the slow way, then
-        return lambda: True
-
-
-def _seen() -> bool:
-    if torch.overrides.has_torch_function((0,)) and foreign_mode():
-        return True  # which would see the question too
-    return _operator()()
-
-
-def _in_mode(ask: Callable) -> None:
-    _within(torch.autograd.graph.allow_mutation_on_saved_tensors(), ask)
-
-
-def _tangents(tensors: tuple[Tensor | None, ...]) -> bool:
-    unpack = forward_ad.unpack_dual
-    return any(t is not None and unpack(t).tangent is not None for t in tensors)
-
-
-def _not_of_device(stack: Callable) -> Callable:
-    with torch.device("cpu"):
-        (of_device,) = map(type, stack())
-    return _tells(
-        lambda: any(type(mode) is not of_device for mode in stack()),
-        lambda ask: _within(torch.overrides.TorchFunctionMode(), ask),
-    )
-
-
-# Whether a transform of torch.func is active; whether a mode sees operations;
-# whether another mode sees functions than the default device's, given that one
-# does; whether these tensors may have tangents.
-in_transform = bound(
-    "_C._are_functorch_transforms_active",
-    lambda f: _tells(f, lambda ask: torch.func.vjp(ask, torch.ones(()))),
-    _refused,
-)
-dispatch_modes = bound(
-    "_C._len_torch_dispatch_stack", lambda f: _tells(f, _in_mode), _seen
-)
-foreign_mode = bound(
-    "overrides._get_current_function_mode_stack", _not_of_device, lambda: True
-)
-in_dual_level = bound(
-    "autograd.forward_ad._current_level",
-    lambda _: _tells(
-        lambda tensors=(): forward_ad._current_level >= 0,
-        lambda ask: _within(forward_ad.dual_level(), ask),
-    ),
-    _tangents,
-)
-
-
-def family(*classes: type) -> tuple[type, ...]:
-    """The class below `nn.Module` from which all of PyTorch's `classes`
-    derive, whatever its name; themselves where there is none. For `isinstance`.
-
-    Example:
-
-        >>> isinstance(nn.SyncBatchNorm(3),
-        ...            family(nn.BatchNorm1d, nn.BatchNorm2d))
-        True
-    """
-    shared = [
-        c
-        for c in classes[0].__mro__
-        if c is not nn.Module
-        and issubclass(c, nn.Module)
-        and all(issubclass(other, c) for other in classes)
-    ]
-    return tuple(shared[:1]) or classes
+    check_input(u)
+    check_real(weight=weight, bias=bias)
+    check_statistics(statistics)
+    return normalize(u, over(dim), rule, weight, bias, statistics, seed, offset)

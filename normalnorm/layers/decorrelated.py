@@ -31,32 +31,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from .backends import along_channels, normalize
+from normalnorm.layers.backends import (
+    Normalization,
+    NormalizationAcross,
+    along_channels,
+    normalize,
+)
 from normalnorm.layers.core import (
     Rule,
     Statistics,
     affine,
+    saturating_cast,
+)
+from normalnorm.layers.guards import (
+    check_channels,
     check_memory,
     check_real,
-    guarded,
     lies_last,
-    saturating_cast,
     size,
 )
 from .families import register
 from normalnorm.layers.functional import (
     _single,
     all_averages,
-    average_names,
-    check_channels,
     kept,
     next_weight,
     update_running,
 )
+from .backends import average_names
 from .noise import add_noise
 from .normality import _ChannelNormalNorm, _features
 from ..theory.gradient import Gaussianizer, Identity
-from ..theory.newton import Over, over, upcast
+from ..theory.newton import Over, upcast
 from normalnorm.theory.whitening import (
     METHODS,
     covariance,
@@ -246,14 +252,13 @@ def _prepared(
     running_mean, running_covariance, *parameters = running
     channels = check_channels(
         input,
-        "decorrelated batch",
         running_mean=running_mean,
         weight=weight,
         bias=bias,
         **dict(zip(average_names(rule.gaussianizer.names)[2:], parameters)),
     )
     check_real(running_covariance=running_covariance)
-    check_memory(input, *running, weight, bias)
+    check_memory(running_covariance)
     group_size, method, iterations = whitening
     size = min(group_size, channels)
     if size < 1 or iterations < 1:
@@ -380,7 +385,7 @@ def follow(
 
 def finished(
     z: Tensor,
-    dim: tuple[int, ...] | Over,
+    unit: Over,
     rule: Rule,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -390,7 +395,7 @@ def finished(
     these, unless nothing but whitening is asked for, what a normality layer
     does.
 
-    `z`: whitened values (B, C, …), units over `dim`; `weight`, `bias`: (C,);
+    `z`: whitened values (B, C, …); `unit`: a channel; `weight`, `bias`: (C,);
     `given`: statistics used instead of those of `z`. `rule`: transform and
     noise. Returns the result, in the shape of `z`, and the statistics used,
     None where there is nothing but whitening. Source: Eftekhari & Papyan
@@ -399,16 +404,19 @@ def finished(
     Example:
 
         >>> z = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-        >>> finished(z, (0,), Rule(gaussianizer=Identity()),
+        >>> finished(z, Over(0), Rule(gaussianizer=Identity()),
         ...          torch.tensor([2.0, 3.0]), None)[0]
         tensor([[ 2., -3.],
                 [-2.,  3.]])
     """
     weight, bias = along_channels(weight, z.ndim), along_channels(bias, z.ndim)
     if not whitens_only(rule):
-        return normalize(z, dim, rule, weight, bias, given)
-    unit = over(dim)
-    x = add_noise(z, dim, rule.noise, rule.noise_kind, unit.seed, unit.offset)
+        kind = NormalizationAcross if unit.apart else Normalization
+        out, used = normalize(
+            kind(z, unit, rule, weight, bias, None, given, wanted=given is None)
+        )
+        return out, used
+    x = add_noise(z, unit, rule.noise, rule.noise_kind, unit.seed, unit.offset)
     return affine(x, weight, bias), None
 
 
@@ -449,7 +457,7 @@ def whitened_norm(
     z, mean, cov, variance = _prepared(
         input, whitening, training, rule, running, weight, bias
     )
-    given, dim = None, (0, *range(2, input.ndim))
+    given, unit = None, Over((0, *range(2, input.ndim)))
     if not training:
         rule = rule.without_noise()
         variance = along_channels(variance, input.ndim).to(z.dtype)
@@ -466,7 +474,7 @@ def whitened_norm(
                 for p in kept(*parameters)
             ),
         )
-    out, used = finished(z, dim, rule, weight, bias, given)
+    out, used = finished(z, unit, rule, weight, bias, given)
     if training:
         follow(
             input.numel() // input.shape[1],
@@ -478,7 +486,7 @@ def whitened_norm(
             running,
             batches,
         )
-    return guarded(saturating_cast(out, input.dtype), input, weight, *running)
+    return saturating_cast(out, input.dtype)
 
 
 def decorrelated_batch_norm(

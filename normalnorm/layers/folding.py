@@ -22,13 +22,8 @@ from normalnorm.layers.conversion import (
     _called,
     _ThenDropAndAct,
 )
-from normalnorm.layers.core import (
-    _Leaf,
-    affine,
-    check_input,
-    inverse_stds,
-    saturating_cast,
-)
+from .core import affine, inverse_stds, saturating_cast
+from .guards import Leaf, check_input
 from normalnorm.layers.decorrelated import (
     _blocks,
     _DecorrelatedBatchNorm,
@@ -46,7 +41,7 @@ from ..theory.whitening import wide
 
 
 # %% ../../nbs/272_layers.folding.ipynb #2cd85452
-class FoldedNormality(_Leaf):
+class FoldedNormality(Leaf):
     """What remains of a batch normality layer whose standardization went into
     the layer before: x ↦ weight·ψ(x; λ) + bias, per channel on axis 1.
 

@@ -11,12 +11,9 @@ __all__ = [
     "update_running",
     "next_weight",
     "tracked_statistics",
-    "with_statistics",
     "normalize_and_track",
     "autocast",
-    "check_channels",
     "kept",
-    "average_names",
     "all_averages",
     "batch_normalized",
     "batch_normal_norm",
@@ -32,38 +29,43 @@ __all__ = [
 
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from normalnorm.layers.backends import (
-    along_channels,
-    are_concrete,
-    compute,
+    Normalization,
+    NormalizationAcross,
+    average_names,
     normalize,
-    problem_of,
 )
-from normalnorm.layers.core import (
-    Rule,
-    Statistics,
-    affine,
+from .core import Rule, Statistics
+from normalnorm.layers.guards import (
+    are_concrete,
+    check_channels,
     check_input,
     check_memory,
-    check_precision,
-    check_real,
     left_alone,
     size,
     sizes,
 )
 from ..theory.gradient import Gaussianizer
-from ..theory.newton import Over, number, over
+from ..theory.newton import Over, number
 
 
 # %% ../../nbs/235_layers.functional.ipynb #d251d33d
+def _at_hand(*tensors: Tensor | None) -> bool:
+    "Whether all have float32 numbers on the CPU that can be asked now."
+    for t in tensors:
+        if t is not None and not (t.is_cpu and t.dtype is torch.float32):
+            return False
+    return are_concrete(*tensors)
+
+
 def update_running(
     running: tuple[Tensor | None, ...],
-    values: tuple[Tensor, ...],
+    values: Sequence[Tensor],
     momentum: float | Tensor,
 ) -> None:
     """running ← (1−momentum)·running + momentum·value, in place, for several
@@ -81,19 +83,14 @@ def update_running(
         >>> running
         tensor([0.5000, 1.5000])
     """
-    values = tuple(value.detach().flatten() for value in values)
+    values = [value.detach().flatten() for value in values]
     if type(momentum) is not float and not isinstance(momentum, Tensor):
         momentum = number("momentum", momentum)
-    check_memory(*running)
-    if (
-        not isinstance(momentum, Tensor)
-        and all(
-            t is None or t.is_cpu and t.dtype == torch.float32
-            for t in (*running, *values)
-        )
-        and are_concrete(*running, *values)
-    ):
-        if all(math.isfinite(value.dot(value)) for value in values):
+    if not isinstance(momentum, Tensor) and _at_hand(*running, *values):
+        for value in values:
+            if not math.isfinite(value.dot(value)):
+                break
+        else:
             for buffer, value in zip(running, values):
                 if buffer is not None:
                     buffer.lerp_(value.view_as(buffer), momentum)
@@ -191,118 +188,42 @@ def tracked_statistics(
 
 
 # %% ../../nbs/235_layers.functional.ipynb #545ff7b7
-def with_statistics(
-    input: Tensor,
-    dim: tuple[int, ...] | Over,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rule: Rule,
-    axis: int | None = None,
-    given: Statistics | None = None,
-) -> tuple[Tensor, Statistics | None]:
-    """`normalize`, and for an empty input an empty result that depends on
-    weight and bias.
-
-    `axis` as for `Normalization`. `input`, `dim`, `weight`, `bias`, `rule`: as
-    of `core.normalize`; `given`: its `statistics`.
-
-    Example:
-
-        >>> x = torch.tensor([[1.0], [3.0]])
-        >>> out, used = with_statistics(x, (0,), None, None, Rule())
-        >>> out.shape, used.mean
-        (torch.Size([2, 1]), tensor([[2.]]))
-    """
-    if axis is not None:
-        weight, bias = (
-            along_channels(weight, input.ndim),
-            along_channels(bias, input.ndim),
-        )
-    if not input.numel() and not over(dim).apart:
-        return affine(input.clone(), weight, bias).to(input.dtype), None
-    if given is not None:
-        values = (given.mean, given.var, *given.parameters)
-        check_real(**dict(zip(average_names(rule.gaussianizer.names), values)))
-        dtype = torch.promote_types(input.dtype, torch.float32)
-        mean, var, *parameters = (
-            along_channels(v, input.ndim).to(dtype) for v in values
-        )
-        given = Statistics(mean, var, tuple(parameters))
-    return normalize(input, dim, rule, weight, bias, given)
-
-
 def normalize_and_track(
-    input: Tensor,
-    dim: tuple[int, ...] | Over,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rule: Rule,
-    axis: int | None = None,
-    given: Statistics | None = None,
-    running: tuple[Tensor | None, ...] = (),
-    momentum: float | Tensor | None = 0.0,
+    problem: Normalization,
     count: int = 0,
     batches: Tensor | None = None,
-    check: Callable[[], object] | None = None,
     follow: Callable[
         [Statistics, int, Rule], tuple[Tensor, ...]
     ] = tracked_statistics,
 ) -> Tensor:
-    """The result of `normalize` alone, in the shape of `input`; `running`:
-    averages that follow those of the units, one channel each, of `count`
-    elements.
-
-    Other arguments as for `Normalization`.
+    """The result of `normalize` alone, in the shape of the input; the problem's
+    running averages follow the statistics of its units, of `count` elements.
 
     `batches`: the number of batches seen, counted where the input is not empty;
-    with `momentum=None`, only those that are averaged (`next_weight`). `check`
-    refuses wrong arguments, with their names; an engine asks no less once for
-    all tensors of the same kinds, so it is called without one only. `follow`:
-    the values that `running` follows, in their order. `input`, `dim`, `weight`,
-    `bias`, `rule`: as of `core.normalize`; `given`: its `statistics`. Source:
+    with `momentum=None`, only those that are averaged (`next_weight`).
+    `follow`: the values that the averages follow, in their order. Source:
     Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
         >>> x, running = torch.tensor([[1.0], [3.0]]), torch.zeros(1)
-        >>> out = normalize_and_track(x, (0,), None, None, Rule(),
-        ...                           running=(running,), momentum=0.5, count=2)
+        >>> out = normalize_and_track(Normalization(
+        ...     x, Over(0), running=(running,), momentum=0.5), 2)
         >>> out.shape, running
         (torch.Size([2, 1]), tensor([1.]))
     """
+    running, momentum = problem.running, problem.momentum
     # of several processes there are two values: nothing that one could ask
-    some = over(dim).apart or count > 0
+    some = problem.unit.apart or problem.u.numel() > 0
     cumulative = momentum is None and some
-    out = (
-        None
-        if cumulative
-        else compute(
-            problem_of(
-                input,
-                dim,
-                rule,
-                weight,
-                bias,
-                axis,
-                given,
-                running,
-                momentum or 0.0,
-            )
-        )
-    )
-    if out is None:
-        if check is not None:
-            check()
-        out, used = with_statistics(input, dim, weight, bias, rule, axis, given)
-        if running and some:
-            values = follow(used, count, rule)
-            update_running(
-                running,
-                values,
-                next_weight(running, values, batches)
-                if cumulative
-                else momentum,
-            )
+    if momentum is None:  # its weight is known when the statistics are
+        problem = problem._replace(running=(), momentum=0.0, wanted=some)
+    out, used = normalize(problem)
+    if running and some and used is not None:
+        values = follow(used, count, problem.rule)
+        if cumulative:
+            momentum = next_weight(running, values, batches)
+        update_running(running, values, momentum)
     if batches is not None and some and not cumulative:
         batches.add_(1)
     return out
@@ -330,42 +251,6 @@ def autocast(input: Tensor) -> Tensor:
 
 
 # %% ../../nbs/235_layers.functional.ipynb #ba721b24
-def check_channels(input: Tensor, what: str, **values: Tensor | None) -> int:
-    """The number of channels; `ValueError` where the input has none, or a
-    parameter does not fit.
-
-    `input`: (B, C, …); `what`: of what kind the normalization is, for the
-    message; `values`: parameters and averages by their names, each (C,) or
-    None. `TypeError` for an input that is not real floating point.
-
-    Example:
-
-        >>> check_channels(torch.ones(2, 3), "batch", weight=torch.ones(3))
-        3
-        >>> check_channels(torch.ones(2, 3), "batch", weight=torch.ones(4))
-        Traceback (most recent call last):
-        ValueError: the input has 3 channels, in a shape of (2, 3), but ...
-    """
-    check_input(input)
-    if input.ndim < 2:
-        raise ValueError(
-            f"{what} normality normalization expects a shape "
-            f"(batch, channels, …), given {tuple(input.shape)}"
-        )
-    channels = input.shape[1]
-    for name, value in values.items():
-        if value is not None and value.shape != (channels,):
-            raise ValueError(
-                f"the input has {channels} channels, in a shape "
-                f"of {tuple(input.shape)}, but {name} has the "
-                f"shape {tuple(value.shape)}; expected "
-                f"({channels},)"
-            )
-    check_real(**values)
-    check_precision(input, **values)
-    return channels
-
-
 def _single(shape: tuple[int, ...]) -> ValueError:
     "Of a channel that has one value in the batch, and so no deviation."
     return ValueError(
@@ -393,22 +278,8 @@ def kept(*averages: Tensor | None) -> tuple[Tensor | None, ...]:
     # a traced network must not depend on the latter
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return averages
-    check_memory(*(a for a in averages if a is not None))
-    return tuple(a if a is None else a.clone() for a in averages)
-
-
-def average_names(
-    parameters: tuple[str, ...], spread: str = "var"
-) -> tuple[str, ...]:
-    """The names of a layer's running averages, in their order: mean, spread,
-    parameters of the transform.
-
-    Example:
-
-        >>> average_names(("lambda",))
-        ('running_mean', 'running_var', 'running_lambda')
-    """
-    return tuple(f"running_{name}" for name in ("mean", spread, *parameters))
+    check_memory(*averages)
+    return tuple([a if a is None else a.clone() for a in averages])
 
 
 def all_averages(
@@ -501,57 +372,32 @@ def batch_normalized(
         torch.Size([8, 3])
     """
 
-    def check():
-        names = average_names(rule.gaussianizer.names)
-        check_channels(
-            input,
-            "batch",
-            weight=weight,
-            bias=bias,
-            **dict(zip(names, running)),
-        )
-
     if (
-        across is not None
-        or not isinstance(input, Tensor)
+        not isinstance(input, Tensor)
         or input.ndim < 2
         or input.layout is not torch.strided
     ):
-        check()
-    several = None if across is None else across(input)
-    dim = (0, *range(2, input.ndim)) if several is None else several
+        check_channels(input)
+    unit = Over((0, *range(2, input.ndim)))
     if not training:
-        return normalize_and_track(
-            input,
-            dim,
-            weight,
-            bias,
-            rule.without_noise(),
-            1,
-            _given(rule, *running),
-            check=check,
-        )
-    count = (
-        input.numel() // max(input.shape[1], 1)
-        if several is None
-        else several.size(input)
+        given = _given(rule, *running)
+        return normalize(
+            Normalization(
+                input, unit, rule.without_noise(), weight, bias, 1, given
+            )
+        )[0]
+    problem = Normalization(
+        input, unit, rule, weight, bias, 1, None, running, momentum
     )
-    if several is None and count == 1:  # else it was asked together
+    if across is not None:
+        problem.check()  # before other processes wait for this one
+        unit = across(input)
+        problem = NormalizationAcross(*problem)._replace(unit=unit)
+        return normalize_and_track(problem, unit.size(input), batches)
+    count = input.numel() // max(input.shape[1], 1)
+    if count == 1:
         raise _single(input.shape)
-    return normalize_and_track(
-        input,
-        dim,
-        weight,
-        bias,
-        rule,
-        1,
-        None,
-        running,
-        momentum,
-        count,
-        batches,
-        check,
-    )
+    return normalize_and_track(problem, count, batches)
 
 
 @left_alone
@@ -691,12 +537,9 @@ def instance_normalized(
         >>> instance_normalized(x, running, None, None, True, 0.1, Rule()).shape
         torch.Size([2, 3, 5])
     """
+    names = average_names(rule.gaussianizer.names)
     channels = check_channels(
-        input,
-        "instance",
-        weight=weight,
-        bias=bias,
-        **dict(zip(average_names(rule.gaussianizer.names), running)),
+        input, weight=weight, bias=bias, **dict(zip(names, running))
     )
     count = input.numel() // max(input.shape[0] * channels, 1)
     if input.ndim < 3 or (use_input_stats and count == 1):
@@ -705,22 +548,23 @@ def instance_normalized(
             "image and channel, given a shape of "
             f"{tuple(input.shape)}"
         )
-    dim = tuple(range(2, input.ndim))
-    if not use_input_stats:
-        return normalize_and_track(
-            input, dim, weight, bias, rule, 1, _given(rule, *running)
+    given = None if use_input_stats else _given(rule, *running)
+    tracked = use_input_stats and any(a is not None for a in running)
+    out, used = normalize(
+        Normalization(
+            input,
+            Over(tuple(range(2, input.ndim))),
+            rule,
+            weight,
+            bias,
+            1,
+            given,
+            wanted=tracked,
         )
-    if all(average is None for average in running):
-        return normalize_and_track(input, dim, weight, bias, rule, 1)
-    out, used = with_statistics(input, dim, weight, bias, rule, 1)
-    if input.numel():
-        update_running(
-            running,
-            tuple(
-                value.mean(0) for value in tracked_statistics(used, count, rule)
-            ),
-            momentum,
-        )
+    )
+    if tracked and input.numel():
+        values = tracked_statistics(used, count, rule)
+        update_running(running, tuple([v.mean(0) for v in values]), momentum)
     return out
 
 
@@ -799,12 +643,8 @@ def layer_normalized(
             lambda x: layer_normalized(x, shape, weight, bias, rule, centred),
         )
 
-    def check():
-        check_input(input)
-        check_precision(input, weight=weight, bias=bias)
-
     if not isinstance(input, Tensor) or input.layout is not torch.strided:
-        check()
+        check_input(input)
     if not shape or input.shape[-len(shape) :] != shape:
         raise ValueError(
             "the input's last axes must be "
@@ -813,14 +653,10 @@ def layer_normalized(
         )
     check_elementwise(shape, weight, bias)
     dim = tuple(range(-len(shape), 0))
-    return normalize_and_track(
-        autocast(input),
-        dim if centred else Over(dim, ()),
-        weight,
-        bias,
-        rule,
-        check=check,
-    )
+    unit = Over(dim) if centred else Over(dim, ())
+    return normalize(Normalization(autocast(input), unit, rule, weight, bias))[
+        0
+    ]
 
 
 @left_alone
@@ -927,7 +763,7 @@ def group_normalized(
         >>> group_normalized(torch.randn(2, 6, 5), 3, None, None, Rule()).shape
         torch.Size([2, 6, 5])
     """
-    channels = check_channels(input, "group", weight=weight, bias=bias)
+    channels = check_channels(input, weight=weight, bias=bias)
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:
@@ -951,6 +787,6 @@ def group_normalized(
         else v.reshape(1, num_groups, -1, *(1,) * (input.ndim - 2))
         for v in (weight, bias)
     )
-    return normalize_and_track(
-        grouped, tuple(range(2, grouped.ndim)), weight, bias, rule
-    ).reshape(input.shape)
+    unit = Over(tuple(range(2, grouped.ndim)))
+    out, _ = normalize(Normalization(grouped, unit, rule, weight, bias))
+    return out.reshape(input.shape)

@@ -19,33 +19,36 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .backends import along_channels, normalize
+from normalnorm.layers.backends import (
+    Normalization,
+    along_channels,
+    normalize,
+)
 from normalnorm.layers.core import (
     Rule,
     Statistics,
     affine,
-    bound,
-    check_input,
-    check_memory,
-    dispatch_modes,
-    guarded,
-    in_transform,
     saturating_cast,
+)
+from normalnorm.layers.guards import (
+    bound,
+    check_channels,
+    check_input,
+    dispatch_modes,
+    in_transform,
     size,
 )
 from .families import register
 from normalnorm.layers.functional import (
     _single,
-    check_channels,
     kept,
     next_weight,
     update_running,
-    with_statistics,
 )
 from .normality import _ChannelNormalNorm, _NormalNorm
 from .normalizers import POINTS, About, Point, _made
 from ..theory.gradient import Gaussianizer, Identity
-from ..theory.newton import number, upcast
+from ..theory.newton import Over, number, upcast
 
 
 def _backward_above() -> bool:
@@ -174,30 +177,24 @@ class BatchReNorm(_ChannelNormalNorm):
         """Normalize, correct, map affinely; in training, update the running
         averages and add noise.
         """
-        self._check_shape(input)
-        *running, batches = self._running()
-        weight, bias = self._affine()
-        check_channels(
-            input,
-            type(self).__name__,
-            weight=weight,
-            bias=bias,
-            **dict(zip(self._averages, running)),
-        )
-        check_memory(input, weight, bias, *running)
+        running, _, weight, bias = self._checked(input)
         rule, ndim = self._present(), input.ndim
-        dim = (0, *range(2, ndim))
+        unit = Over((0, *range(2, ndim)))
         if running[0] is None:  # taken away: a batch norm
-            return with_statistics(input, dim, weight, bias, rule, 1)[0]
+            problem = Normalization(input, unit, rule, weight, bias, 1)
+            return normalize(problem)[0]
         if not self.training or not input.numel():
             mean, std = kept(*running)
             given = Statistics(mean, upcast(std).square())
-            return with_statistics(
-                input, dim, weight, bias, rule._replace(eps=0.0), 1, given
+            exact = rule._replace(eps=0.0)
+            return normalize(
+                Normalization(input, unit, exact, weight, bias, 1, given)
             )[0]
         if input.numel() == self.num_features:
             raise _single(input.shape)
-        h, used = normalize(upcast(input), dim, rule)
+        h, used = normalize(
+            Normalization(upcast(input), unit, rule, wanted=True)
+        )
         correction = self._correction
         # a compiled backward pass would compute r again, from averages that
         # have moved; what is outside of its graph it keeps
@@ -209,7 +206,7 @@ class BatchReNorm(_ChannelNormalNorm):
         weight, bias = (along_channels(p, ndim) for p in (weight, bias))
         weight, shift = (r, d) if weight is None else (weight * r, weight * d)
         out = affine(h, weight, shift if bias is None else shift + bias)
-        return guarded(saturating_cast(out, input.dtype), input, weight)
+        return saturating_cast(out, input.dtype)
 
     def _correction(
         self, mean_now: Tensor, std_now: Tensor, ndim: int
@@ -353,28 +350,19 @@ class EvoNorm2d(_NormalNorm):
         "Divide by the group's deviation; add noise in training; gate."
         self._check_axes(input)
         channels = check_channels(
-            input,
-            type(self).__name__,
-            v=self.v,
-            weight=self.weight,
-            bias=self.bias,
+            input, v=self.v, weight=self.weight, bias=self.bias
         )
-        check_memory(input, self.weight, self.bias, self.v)
         u, out = upcast(input), upcast(input)
         if self.v is not None:
             grouped = u.unflatten(1, (self.groups, channels // self.groups))
-            out, _ = with_statistics(
-                grouped, About((2, 3, 4)), None, None, self._present()
+            out, _ = normalize(
+                Normalization(grouped, About((2, 3, 4)), self._present())
             )
             out = out.flatten(1, 2) * torch.sigmoid(
                 u * along_channels(self.v, 4)
             )
         weight, bias = (along_channels(p, 4) for p in (self.weight, self.bias))
-        return guarded(
-            saturating_cast(affine(out, weight, bias), input.dtype),
-            input,
-            self.weight,
-        )
+        return saturating_cast(affine(out, weight, bias), input.dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -451,8 +439,7 @@ class PropagatedNorm(_NormalNorm):
                 f"num_features={channels} channels, given a "
                 f"shape of {tuple(input.shape)}"
             )
-        check_channels(input, type(self).__name__, weight=weight, bias=bias)
-        check_memory(input, weight, bias)
+        check_channels(input, weight=weight, bias=bias)
         u = upcast(input)
         x = torch.relu(
             affine(
@@ -463,10 +450,11 @@ class PropagatedNorm(_NormalNorm):
             u.new_full((channels,), self.MEAN),
             u.new_full((channels,), self.VARIANCE),
         )
-        out, _ = with_statistics(
-            x, (0, *range(2, u.ndim)), None, None, self._EXACT, 1, given
+        unit = Over((0, *range(2, u.ndim)))
+        out, _ = normalize(
+            Normalization(x, unit, self._EXACT, axis=1, statistics=given)
         )
-        return guarded(saturating_cast(out, input.dtype), input, weight)
+        return saturating_cast(out, input.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, affine={self.weight is not None}"

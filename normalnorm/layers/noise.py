@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..names import near
-from ..theory.newton import Over, over
+from ..theory.newton import Over
 
 # %% ../../nbs/228_layers.noise.ipynb #57d51ad2
 _WORD = 0xFFFFFFFF
@@ -51,8 +51,13 @@ def philox(
     words = _rounds(
         (low, high, nothing, nothing), (key.int(), (key >> 32).int())
     )
-    a, b, c, d = (word.long() & _WORD for word in words)
-    return a, b, c, d
+    a, b, c, d = words
+    return (
+        a.long() & _WORD,
+        b.long() & _WORD,
+        c.long() & _WORD,
+        d.long() & _WORD,
+    )
 
 
 def _rounds(
@@ -229,32 +234,31 @@ def check_noise(noise: float, kind: str) -> None:
         )
 
 
-def mean_absolute_deviation(x: Tensor, dim: tuple[int, ...] | Over) -> Tensor:
-    """The mean of |x − mean x| over `dim`, kept with size 1; carries no
-    gradient.
+def mean_absolute_deviation(x: Tensor, unit: Over) -> Tensor:
+    """The mean of |x − mean x| over `unit`, whose axes are kept with size 1;
+    carries no gradient.
 
     Source: @eq-mad.
 
     Example:
 
-        >>> mean_absolute_deviation(torch.tensor([[0.0], [1.0], [5.0]]), (0,))
+        >>> mean_absolute_deviation(torch.tensor([[0.0], [1.0], [5.0]]), Over(0))
         tensor([[2.]])
     """
     x = x.detach()  # what torch.no_grad() would do, a trace forgets
-    (centre,) = over(dim).means(x, name="centre of the noise")
-    return over(dim).means((x - centre).abs(), name="scale of the noise")[0]
+    (centre,) = unit.means(x, name="centre of the noise")
+    return unit.means((x - centre).abs(), name="scale of the noise")[0]
 
 
 def add_noise(
     x: Tensor,
-    dim: tuple[int, ...] | Over,
+    unit: Over,
     noise: float,
     kind: str = "scaled",
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """`x` with Gaussian noise of factor `noise`, for units that extend over
-    `dim`.
+    """`x` with Gaussian noise of factor `noise`, of each `unit`.
 
     `kind`: "scaled", the paper's, by each unit's mean absolute deviation;
     "unscaled", by √(2/π); "dropout", by the value itself (Gaussian dropout).
@@ -267,7 +271,7 @@ def add_noise(
     Example:
 
         >>> x, seed = torch.tensor([[1.0, 0.0], [1.0, 4.0]]), torch.tensor(3)
-        >>> add_noise(x, (0,), 0.4, seed=seed) == x    # no spread, no noise
+        >>> add_noise(x, Over(0), 0.4, seed=seed) == x  # no spread, no noise
         tensor([[ True, False],
                 [ True, False]])
     """
@@ -282,7 +286,7 @@ def add_noise(
     return x + z * (
         noise
         * (
-            mean_absolute_deviation(x, dim)
+            mean_absolute_deviation(x, unit)
             if kind == "scaled"
             else _HALF_NORMAL
         )

@@ -24,15 +24,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .core import _Leaf, Rule, check_input, size, sizes
+from .core import Rule
+from normalnorm.layers.guards import (
+    Leaf,
+    check_channels,
+    check_input,
+    size,
+    sizes,
+)
 from .families import register
 from normalnorm.layers.functional import (
-    average_names,
     batch_normalized,
     group_normalized,
     instance_normalized,
     layer_normalized,
 )
+from .backends import average_names
 from ..theory.gradient import Gaussianizer, Identity, Power
 from ..theory.newton import Over, number
 
@@ -67,7 +74,7 @@ def _setting(name: str) -> property:
     )
 
 
-class _NormalNorm(_Leaf):
+class _NormalNorm(Leaf):
     "Rule, affine parameters and description of all normality layers."
 
     _initial = {"weight": 1.0, "bias": 0.0}  # what parameters begin with
@@ -297,10 +304,24 @@ class _ChannelNormalNorm(_NormalNorm):
         """
         names = (*self._averages, "num_batches_tracked")
         try:
-            own = self._buffers
-            return [own[name] for name in names]
+            return list(map(self._buffers.__getitem__, names))
         except (AttributeError, KeyError):
             return [getattr(self, name) for name in names]
+
+    def _checked(self, input: Tensor) -> tuple:
+        """The running averages, the number of batches, weight and bias for an
+        input, all of which fit.
+        """
+        self._check_shape(input)
+        *running, batches = self._running()
+        weight, bias = self._affine()
+        check_channels(
+            input,
+            weight=weight,
+            bias=bias,
+            **dict(zip(self._averages, running)),
+        )
+        return tuple(running), batches, weight, bias
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         mean = state_dict.get(prefix + "running_mean")

@@ -27,23 +27,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .backends import along_channels, normalize
-from normalnorm.layers.core import (
-    Rule,
-    Statistics,
-    check_memory,
-    guarded,
-    sizes,
+from normalnorm.layers.backends import (
+    Normalization,
+    along_channels,
+    normalize,
 )
+from .core import Rule, Statistics
+from .guards import check_channels, sizes
 from .families import named, register
 from normalnorm.layers.functional import (
     _single,
-    check_channels,
     kept,
     layer_normalized,
     normalize_and_track,
     tracked_statistics,
-    with_statistics,
 )
 from .normality import _ChannelNormalNorm, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
@@ -129,36 +126,25 @@ class _Crossed(_ChannelNormalNorm):
         """Normalize `input`; in training, update the running average and add
         noise.
         """
-        self._check_shape(input)
-        *running, batches = self._running()
-        weight, bias = self._affine()
-        check_channels(
-            input,
-            type(self).__name__,
-            weight=weight,
-            bias=bias,
-            **dict(zip(self._averages, running)),
-        )
-        check_memory(input, *running)
+        running, batches, weight, bias = self._checked(input)
         rule, count = self._present(), input.numel() // self.num_features
         if not self.training and running[0] is not None:
             return self._evaluated(input, rule, weight, bias, kept(*running))
         if count == 1 and self.training:
             raise _single(input.shape)
         tracked = self.training and running[0] is not None
-        return normalize_and_track(
+        problem = Normalization(
             input,
-            self._over(input),
+            self._unit(input),
+            rule,
             weight,
             bias,
-            rule,
             1,
-            None,
-            tuple(running) if tracked else (),
-            self.momentum,
-            count if tracked else 0,
-            batches if tracked else None,
-            follow=self._follow,
+            running=running if tracked else (),
+            momentum=self.momentum,
+        )
+        return normalize_and_track(
+            problem, count, batches if tracked else None, self._follow
         )
 
 
@@ -188,7 +174,7 @@ class BMLVNorm(_Crossed):
         self._averages = ("running_mean",)
 
     @staticmethod
-    def _over(input: Tensor) -> Over:
+    def _unit(input: Tensor) -> Over:
         batch, layer = _axes(input)
         return Over(layer, batch)
 
@@ -198,9 +184,8 @@ class BMLVNorm(_Crossed):
 
     def _evaluated(self, input, rule, weight, bias, running):
         mean = along_channels(running[0], input.ndim)
-        return with_statistics(
-            input, About(_axes(input)[1], mean), weight, bias, rule, 1
-        )[0]
+        unit = About(_axes(input)[1], mean)
+        return normalize(Normalization(input, unit, rule, weight, bias, 1))[0]
 
 
 class LMBVNorm(_Crossed):
@@ -228,7 +213,7 @@ class LMBVNorm(_Crossed):
         self._averages = self._averages[1:]
 
     @staticmethod
-    def _over(input: Tensor) -> Over:
+    def _unit(input: Tensor) -> Over:
         return Over(*_axes(input))
 
     @staticmethod
@@ -245,14 +230,15 @@ class LMBVNorm(_Crossed):
             if u.numel()
             else torch.zeros_like(var)
         )
-        return normalize(
+        problem = Normalization(
             input,
-            self._over(input),
+            self._unit(input),
             rule,
             along_channels(weight, ndim),
             along_channels(bias, ndim),
-            Statistics(mean, var, tuple(parameters)),
-        )[0]
+            statistics=Statistics(mean, var, tuple(parameters)),
+        )
+        return normalize(problem)[0]
 
 
 register(BMLVNorm, "bmlv", axes="B C …", unit="B", centre="C")
@@ -415,25 +401,15 @@ class FilterResponseNorm(_NormalNorm):
         in training; threshold.
         """
         self._check_axes(input)
-        check_channels(
-            input,
-            type(self).__name__,
-            weight=self.weight,
-            bias=self.bias,
-            tau=self.tau,
-        )
-        check_memory(input, self.tau)
-        out = normalize_and_track(
-            input,
-            Over(tuple(range(2, input.ndim)), ()),
-            *self._affine(),
-            self._present(),
-            1,
+        check_channels(input, tau=self.tau)
+        unit = Over(tuple(range(2, input.ndim)), ())
+        out, _ = normalize(
+            Normalization(input, unit, self._present(), *self._affine(), 1)
         )
         if self.tau is None:
             return out
         tau = along_channels(self.tau, input.ndim).to(out.dtype)
-        return guarded(torch.maximum(out, tau), out, self.tau)
+        return torch.maximum(out, tau)
 
     def extra_repr(self) -> str:
         return (

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from .backends import normalize
-from .core import Rule, check_memory
+from .backends import Normalization, normalize
+from .core import Rule
 from .weights import _axes, _checked, normality_weight
 from ..theory.gradient import Identity
-from ..theory.newton import check_real
+from ..theory.newton import Over, check_real
 
 
 class StandardizedWeight(nn.Module):
@@ -68,9 +68,8 @@ class StandardizedWeight(nn.Module):
             tensor([[-1.,  1.]])
         """
         check_real("StandardizedWeight", v)
-        check_memory(v, self.gain)
         axes = _axes(v, self.dim)
-        w, _ = normalize(v, axes, self.rule, self.gain)
+        w, _ = normalize(Normalization(v, Over(axes), self.rule, self.gain))
         count = v.numel() // v.shape[self.dim]
         return w / count**0.5 if self.scaled else w
 

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .backends import normalize
-from .core import _Leaf, Rule, check_input, check_precision
+from .backends import Normalization, normalize
+from .core import Rule
+from .guards import Leaf, check_input, check_precision
 from .normality import _NormalNorm
 from .normalizers import About
 from ..theory.gradient import Gaussianizer, Identity
@@ -46,7 +47,7 @@ def centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         >>> centred(torch.tensor([1.0, 2.0, 6.0]), (0,))
         tensor([-2., -1.,  3.])
     """
-    return normalize(x, Over((), axes), _PLAIN)[0]
+    return normalize(Normalization(x, Over((), axes), _PLAIN))[0]
 
 
 # %% ../../nbs/430_layers.prelayer.ipynb #430a0011
@@ -83,7 +84,7 @@ class _Scaled(_NormalNorm):
 
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
-        super(_Leaf, self).reset_parameters()
+        super(Leaf, self).reset_parameters()
         super().reset_parameters()
 
     def _axes_of(self, input: Tensor) -> tuple[int, ...]:
@@ -138,13 +139,14 @@ class _Scaled(_NormalNorm):
         return self._divided(z, axes)
 
     def _divided(self, z: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return normalize(
+        problem = Normalization(
             z,
             _SCALES[self.scale](axes),
             self._present(),
             self._wide(self.gain),
             self._wide(self.bias),
-        )[0]
+        )
+        return normalize(problem)[0]
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         weight = state_dict.get(prefix + "weight")
@@ -167,7 +169,7 @@ class _Scaled(_NormalNorm):
             else f", gaussianizer={self.gaussianizer}"
         )
         return (
-            super(_Leaf, self).extra_repr()
+            super(Leaf, self).extra_repr()
             + f", gain={self.gain is not None}, eps={self.eps}, "
             f"scale={self.scale}{noise}{transform}"
         )

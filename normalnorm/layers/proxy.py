@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ..names import near
 from .backends import apart, compute
-from .core import check_memory, check_saved, guarded, kinds
+from .engines.native import check_saved, check_storage, kinds
+from .guards import check_memory
 from .engines import native
 
 
@@ -356,7 +357,7 @@ class _ByKernel(NamedTuple):
 
     def forward(self, problem: ProxyMoments, keep: bool) -> tuple:
         parameters = tuple(map(native._ready, problem.inputs()))
-        check_memory(*parameters)
+        check_storage(*parameters)
         weight = parameters[0]
         mean, var, jacobian = (
             torch.empty_like(weight),
@@ -376,7 +377,7 @@ class _ByKernel(NamedTuple):
 
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
-        check_memory(*grads)
+        check_storage(*grads)
         *parameters, jacobian = map(native._ready, saved)
         upstream = tuple(
             torch.zeros_like(parameters[0])
@@ -559,5 +560,4 @@ def proxy_statistics(
         mean, var = piecewise_linear(*place, slope)
     else:
         mean, var = by_pieces(*place, function, kinks)
-    # before a backward pass their memory is asked for again
-    return guarded(mean, *parameters), guarded(var, *parameters)
+    return mean, var

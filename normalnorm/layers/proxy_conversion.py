@@ -34,7 +34,7 @@ from normalnorm.layers.conversion import (
     _ThenDropAndAct,
     _walk,
 )
-from .core import size
+from .guards import size
 from .families import classes, family_of
 from normalnorm.layers.proxy_norm import (
     ProxyNorm,

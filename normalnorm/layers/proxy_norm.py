@@ -27,15 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backends import apart, compute, get_backend
-from normalnorm.layers.core import (
-    _Leaf,
-    _unwatched,
+from .core import saturating_cast
+from normalnorm.layers.guards import (
+    Leaf,
+    unwatched,
     check_input,
-    check_memory,
     check_precision,
-    check_saved,
     left_alone,
-    saturating_cast,
     size,
 )
 from .engines import native
@@ -129,7 +127,7 @@ def check_activation(activation: Activation) -> None:
             "a tensor that acts element by element"
         )
     own = next(iter(_tensors_of(activation)), None)
-    if not _unwatched() or own is not None and own.is_meta:
+    if not unwatched() or own is not None and own.is_meta:
         return  # nothing can be computed now
     x = quantile_nodes(60).view(4, 15).T.flatten()  # in no order
     x = x.float() if own is None else x.to(own)
@@ -275,7 +273,7 @@ class _GroupedByKernel(NamedTuple):
         try:
             self._run(0, u, None, out, *parameters, self.nodes, kept, *_NONE)
         except native.Different:
-            check_memory(u, *parameters)
+            native.check_storage(u, *parameters)
             raise
         return native._as(out, problem.u), (*inputs, kept), None
 
@@ -283,8 +281,8 @@ class _GroupedByKernel(NamedTuple):
         try:
             return self._gradients(saved, grads[0], needs)
         except native.Different:
-            check_saved(saved, self.expected)
-            check_memory(*grads)
+            native.check_saved(saved, self.expected)
+            native.check_storage(*grads)
             raise
 
     def _gradients(self, saved, grad, needs) -> tuple[Tensor | None, ...]:
@@ -300,7 +298,7 @@ class _GroupedByKernel(NamedTuple):
         return native._as(out, saved[0]), *of
 
     def definition(self, state, saved):
-        check_saved(saved, self.expected)
+        native.check_saved(saved, self.expected)
         inputs = apart(*saved[:7])
         return inputs, (_grouped(*inputs, *self.settings),)
 
@@ -526,7 +524,7 @@ def _check_channels(input: Tensor, channels: int, channel_dim: int) -> None:
 
 
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0013
-class ProxyNorm(_Leaf):
+class ProxyNorm(Leaf):
     """Proxy normalization: the affine map and the activation that follow a
     normalizer, less mean and over deviation of what they make of a normal
     variable.
@@ -628,7 +626,7 @@ class ProxyNorm(_Leaf):
             )
         self._kept: tuple | None = None
         self.reset_parameters()
-        if not self.weight.is_meta and _unwatched():
+        if not self.weight.is_meta and unwatched():
             found = self.statistics()  # samples are checked there
             if not all(s.isfinite().all() for s in found):
                 raise ValueError(
@@ -685,7 +683,7 @@ class ProxyNorm(_Leaf):
         tensors = [t for t in tensors if t is not None]
         if (
             self.training
-            or not _unwatched()
+            or not unwatched()
             or torch.is_grad_enabled()
             and any(t.requires_grad for t in tensors)
         ):

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from .backends import normalize
+from .backends import Normalization, normalize
 from .core import Rule, affine, saturating_cast
 from normalnorm.layers.prelayer import (
     _SCALES,
@@ -119,11 +119,12 @@ class _RegNorm(_Scaled):
         if not self.training:
             return super()._divided(z, axes)
         rule = self._present()
-        values = normalize(
+        problem = Normalization(
             upcast(z),
             _SCALES[self.scale](axes),
             Rule(rule.eps, gaussianizer=Identity()),
-        )[0]
+        )
+        values, _ = normalize(problem)
         if self._positions and z.ndim == len(axes):
             values = values[None]  # one image, which is refused
         self.loss_term = regnorm_term(

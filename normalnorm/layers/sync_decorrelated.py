@@ -33,7 +33,7 @@ from normalnorm.layers.decorrelated import (
     whitens_only,
 )
 from .families import register
-from .functional import check_channels
+from .guards import check_channels
 from .sync import Across, _AllProcesses
 from ..theory.newton import upcast
 from ..theory.whitening import wide
@@ -175,7 +175,6 @@ class _SyncDecorrelated(_AllProcesses):
         self._check_shape(input)
         check_channels(
             input,
-            "decorrelated batch",
             weight=self.weight,
             bias=self.bias,
             running_mean=self.running_mean,

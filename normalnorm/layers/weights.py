@@ -13,9 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .core import check_memory, guarded
+from .guards import check_memory
 from ..theory.gradient import Gaussianizer, Power
-from ..theory.newton import check_real, upcast, standardized_or_nan
+from normalnorm.theory.newton import (
+    Over,
+    check_real,
+    standardized_or_nan,
+    upcast,
+)
 
 
 def _axes(v: Tensor, dim: int | None) -> tuple[int, ...]:
@@ -72,7 +77,7 @@ def gaussianized_direction(
     gaussianizer, axes = gaussianizer or Power(), _axes(v, dim)
     full = upcast(v)
     k = standardized_or_nan(full, axes)
-    x = gaussianizer.apply(k, gaussianizer.estimate(k, axes))
+    x = gaussianizer.apply(k, gaussianizer.estimate(k, Over(axes)))
     if not center:
         largest = full.detach().abs().amax(axes, keepdim=True)
         scaled = full / torch.where(largest > 0, largest, 1.0)
@@ -88,7 +93,7 @@ def gaussianized_direction(
         )
     norm = x.square().sum(axes, keepdim=True)
     norm = torch.where(norm == 0, 1.0, norm).sqrt()
-    return guarded((x / norm).to(v.dtype), v)
+    return (x / norm).to(v.dtype)
 
 
 class NormalityWeight(nn.Module):

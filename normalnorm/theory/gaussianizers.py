@@ -16,7 +16,6 @@ import torch
 
 from .gradient import Gaussianizer, Power
 from .lambert import tail_transform
-from .newton import over
 from normalnorm.theory.tails import (
     newton_delta_standardized,
     tail_delta_standardized,
@@ -60,11 +59,11 @@ class Tail(Gaussianizer):
                 "from 0"
             )
 
-    def estimate(self, k, dim):
+    def estimate(self, k, unit):
         return (
-            tail_delta_standardized(k, dim, self.steps)
+            tail_delta_standardized(k, unit, self.steps)
             if self.method == "deviation"
-            else newton_delta_standardized(k, dim),
+            else newton_delta_standardized(k, unit),
         )
 
     def apply(self, h, parameters):
@@ -120,16 +119,16 @@ class Chain(Gaussianizer):
     def __hash__(self) -> int:
         return hash((type(self), self.parts))
 
-    def estimate(self, k, dim):
-        found = self.parts[0].estimate(k, dim)
+    def estimate(self, k, unit):
+        found = self.parts[0].estimate(k, unit)
         x = self.parts[0].apply(k, found)
         for part in self.parts[1:]:
-            var, mean = over(dim).var_mean(x)
+            var, mean = unit.var_mean(x)
             deviation = torch.where(
                 var > 0, torch.where(var > 0, var, 1.0).sqrt(), 1.0
             )
             x = (x - mean) / deviation
-            own = part.estimate(x, dim)
+            own = part.estimate(x, unit)
             found, x = (*found, mean, deviation, *own), part.apply(x, own)
         return found
 

@@ -29,7 +29,6 @@ from normalnorm.theory.newton import (
     check_real,
     newton_estimate,
     number,
-    over,
     upcast,
     standardized_or_nan,
 )
@@ -43,32 +42,29 @@ from normalnorm.theory.power_transform import (
 )
 
 
-def project(w: Tensor, v: Tensor, dim: tuple[int, ...] | Over) -> Tensor:
-    """P_v[w] = w − mean w − v·mean(w v), averages over `dim`: √(σ²+ε) times the
-    gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
+def project(w: Tensor, v: Tensor, unit: Over) -> Tensor:
+    """P_v[w] = w − mean w − v·mean(w v), averages over `unit`: √(σ²+ε) times
+    the gradient of Σ w·v with respect to u, for v = (u−μ)/√(σ²+ε).
 
     Returns the shape of `w` and `v` together. Source: @eq-projection.
 
     Example:
 
         >>> v = torch.tensor([-1.0, 1.0, -1.0, 1.0])
-        >>> project(torch.tensor([0.0, 0.0, 0.0, 4.0]), v, (0,))
+        >>> project(torch.tensor([0.0, 0.0, 0.0, 4.0]), v, Over(0))
         tensor([ 0., -2.,  0.,  2.])
-        >>> project(3 * v + 2, v, (0,))       # location and scale go
+        >>> project(3 * v + 2, v, Over(0))       # location and scale go
         tensor([0., 0., 0., 0.])
     """
-    mean, slope = over(dim).means(w, w * v)
+    mean, slope = unit.means(w, w * v)
     return w - mean - v * slope
 
 
 # %% ../../nbs/227_theory.gradient.ipynb #26dd3bdf
-def _extremes_gradient(
-    k: Tensor, dim: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
+def _extremes_gradient(k: Tensor, unit: Over) -> tuple[Tensor, Tensor]:
     """K = 2(slog(max k) − slog(min k)) and N times its gradient, shared evenly
     among equal extremes.
     """
-    unit = over(dim)
     top, bottom = unit.extremes(k)
     at_top, at_bottom = (k == top).to(k.dtype), (k == bottom).to(k.dtype)
     many, few = unit.means(at_top, at_bottom)
@@ -80,20 +76,20 @@ def _extremes_gradient(
 
 
 def _lambda_gradient(
-    k: Tensor, dim, alpha: float, newton: Tensor | None
+    k: Tensor, unit: Over, alpha: float, newton: Tensor | None
 ) -> Tensor:
     "N·∂λ̂/∂k, which is still to be projected."
     a, log = k.abs(), signed_log1p(k)
     ell = log.abs()
     d = (1 + a) * ell - a
-    first, second, mean_d, slope, _ = at_one(k, dim)
+    first, second, mean_d, slope, _ = at_one(k, unit)
     ratio = first / second
     of_product = d + a * ell
     in_first = of_product - 1 / (1 + a)
     in_second = log * (4 * d - 2 * mean_d - 2 - ell) - 4 * slope * of_product
     move = (ratio * in_second - in_first) / second
     if newton is not None:
-        range_, of_range = _extremes_gradient(k, dim)
+        range_, of_range = _extremes_gradient(k, unit)
         t = range_ * ratio.abs()
         size = torch.where(range_ > 0, range_, 1.0)
         by_range = (
@@ -128,7 +124,8 @@ def newton_lambda_gradient(
         >>> abs(g.mean().item()) < 1e-5, abs((g * k).mean().item()) < 1e-5
         (True, True)
     """
-    return project(_lambda_gradient(k, dim, alpha, newton), k, dim)
+    unit = Over(dim)
+    return project(_lambda_gradient(k, unit, alpha, newton), k, unit)
 
 
 # %% ../../nbs/227_theory.gradient.ipynb #26dd3be1
@@ -147,14 +144,14 @@ class Gaussianizer:
     Example:
 
         >>> power, k = Power(), torch.tensor([-1.25, -0.25, 1.5])
-        >>> p = power.estimate(k, 0)
+        >>> p = power.estimate(k, Over(0))
         >>> x = power.apply(k, p)
         >>> torch.allclose(power.inverse(x, p), k, atol=1e-5)
         True
         >>> power.log_slope(k, p).shape, power.by_parameters(k, p)[0].shape
         (torch.Size([3]), torch.Size([3]))
-        >>> fitted, more = power.fit(k, 0)
-        >>> fitted == p, more, power.jacobian(k, 0, more)[0].shape
+        >>> fitted, more = power.fit(k, Over(0))
+        >>> fitted == p, more, power.jacobian(k, Over(0), more)[0].shape
         (True, None, torch.Size([3]))
         >>> power.closed(3), torch.equal(power.limited(k, p), k)
         (True, True)
@@ -165,24 +162,21 @@ class Gaussianizer:
     names: tuple[str, ...] = ()
     neutral: tuple[float, ...] = ()
 
-    def estimate(
-        self, k: Tensor, dim: int | tuple[int, ...] | Over
-    ) -> tuple[Tensor, ...]:
-        """The parameters of units `k` that are standardized along `dim` (or
-        constant 0); `dim` is kept with size 1.
+    def estimate(self, k: Tensor, unit: Over) -> tuple[Tensor, ...]:
+        """The parameters of standardized samples `k` (or constant 0) over the
+        elements of `unit`, whose axes are kept with size 1.
         """
         raise NotImplementedError
 
     def fit(
-        self, k: Tensor, dim: int | tuple[int, ...] | Over
+        self, k: Tensor, unit: Over
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """What `estimate` gives, and what `jacobian` wants to know of it: a
-        tensor without gradient, with size 1 along `dim`, or None.
+        tensor without gradient, of the shape of the parameters, or None.
 
-        `k`: a standardized sample along `dim`; the parameters that are returned
-        have size 1 along it as well, which is kept.
+        `k`, `unit`: as for `estimate`.
         """
-        return self.estimate(k, dim), None
+        return self.estimate(k, unit), None
 
     def apply(self, h: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
         """The transform of standardized values.
@@ -226,15 +220,12 @@ class Gaussianizer:
         raise NotImplementedError
 
     def jacobian(
-        self,
-        k: Tensor,
-        dim: int | tuple[int, ...] | Over,
-        fitted: Tensor | None,
+        self, k: Tensor, unit: Over, fitted: Tensor | None
     ) -> tuple[Tensor, ...]:
         """N·∂p/∂k of each parameter, up to multiples of 1 and k, which the
         layer takes away; `fitted` is from `fit`.
 
-        `k`: a standardized sample along `dim`; each result has its shape.
+        `k`, `unit`: as for `estimate`; each result has the shape of `k`.
         """
         raise NotImplementedError
 
@@ -251,7 +242,7 @@ class Gaussianizer:
         check_real(type(self).__name__, u)
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
         k = standardized_or_nan(upcast(u), dims)
-        return self.apply(k, self.estimate(k, dims)).to(u.dtype)
+        return self.apply(k, self.estimate(k, Over(dims))).to(u.dtype)
 
 
 @dataclass(frozen=True)
@@ -266,7 +257,7 @@ class Identity(Gaussianizer):
         tensor([-1.,  1.])
     """
 
-    def estimate(self, k, dim):
+    def estimate(self, k, unit):
         return ()
 
     def apply(self, h, parameters):
@@ -283,7 +274,7 @@ class Identity(Gaussianizer):
     def by_parameters(self, h, parameters):
         return ()
 
-    def jacobian(self, k, dim, fitted):
+    def jacobian(self, k, unit, fitted):
         return ()
 
 
@@ -318,12 +309,12 @@ class Power(Gaussianizer):
         check_newton_arguments(self.alpha, self.steps)
         check_flag("safeguard", self.safeguard)
 
-    def estimate(self, k, dim):
-        return self.fit(k, dim)[0]
+    def estimate(self, k, unit):
+        return self.fit(k, unit)[0]
 
-    def fit(self, k, dim):
+    def fit(self, k, unit):
         lmbda, newton = newton_estimate(
-            k, dim, self.alpha, self.steps, self.safeguard
+            k, unit, self.alpha, self.steps, self.safeguard
         )
         return (lmbda,), newton if self.safeguard else None
 
@@ -345,8 +336,8 @@ class Power(Gaussianizer):
     def by_parameters(self, h, parameters):
         return (power_transform_derivative(h, parameters[0], 1),)
 
-    def jacobian(self, k, dim, fitted):
-        return (_lambda_gradient(k, dim, self.alpha, fitted),)
+    def jacobian(self, k, unit, fitted):
+        return (_lambda_gradient(k, unit, self.alpha, fitted),)
 
     def reduced(self):
         return self if self.alpha else Identity()
@@ -359,19 +350,18 @@ def gaussianized_gradient(
     rate: Tensor,
     rate_without_eps: Tensor,
     parameters: tuple[Tensor, ...],
-    dim: tuple[int, ...] | Over,
+    unit: Over,
     gaussianizer: Gaussianizer = Power(),
     fitted: Tensor | None = None,
     through_parameters: bool = True,
 ) -> Tensor:
     """The gradient of Σ grad·ψ(h; p) with respect to `u`, for h =
-    (u−μ)/√(σ²+ε) and parameters p estimated on k = (u−μ)/σ, per unit along
-    `dim`.
+    (u−μ)/√(σ²+ε) and parameters p estimated on k = (u−μ)/σ, per `unit`.
 
     `mean`, `rate` = 1/√(σ²+ε), `rate_without_eps` = 1/σ (0 for a constant unit)
-    and `parameters` are per-unit values, of size 1 along `dim`; `fitted`: from
-    `gaussianizer.fit`. `through_parameters=False` leaves out the terms through
-    these. Returns the shape and dtype of `u`; differentiable.
+    and `parameters` are per-unit values, of size 1 along its axes; `fitted`:
+    from `gaussianizer.fit`. `through_parameters=False` leaves out the terms
+    through these. Returns the shape and dtype of `u`; differentiable.
 
     Source: @eq-any-gradient.
 
@@ -380,7 +370,7 @@ def gaussianized_gradient(
         >>> u, grad = torch.tensor([1.0, 3.0, 5.0]), torch.eye(3)[0]
         >>> mean, rate = torch.tensor([3.0]), torch.tensor([0.375**0.5])
         >>> of_u = gaussianized_gradient(       # the gradient of a batch norm
-        ...     u, grad, mean, rate, rate, (), (0,), Identity())
+        ...     u, grad, mean, rate, rate, (), Over(0), Identity())
         >>> abs(of_u.sum().item()) < 1e-6       # shifts change nothing
         True
     """
@@ -392,12 +382,12 @@ def gaussianized_gradient(
         else grad * torch.exp(gaussianizer.log_slope(h, parameters))
     )
     if not (parameters and through_parameters):
-        return project(w, h, dim) * rate
+        return project(w, h, unit) * rate
     k = c * rate_without_eps
-    moves = gaussianizer.jacobian(k, dim, fitted)
+    moves = gaussianizer.jacobian(k, unit, fitted)
     n = len(moves)
     # the projections and the upstream gradients of the parameters, together
-    mean_w, mean_wh, *rest = over(dim).means(
+    mean_w, mean_wh, *rest = unit.means(
         w,
         w * h,
         *(grad * slope for slope in gaussianizer.by_parameters(h, parameters)),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .gaussianizers import Chain
 from .gradient import Gaussianizer
-from .newton import check_real, upcast
+from .newton import Over, check_real, upcast
 
 
 class Round(NamedTuple):
@@ -141,7 +141,7 @@ class IterativeGaussianizer:
         for _ in range(self.count):
             mean, deviation = _moments(x)
             k = (x - mean) / deviation
-            parameters = self.gaussianizer.estimate(k, (0,))
+            parameters = self.gaussianizer.estimate(k, Over(0))
             x = self.gaussianizer.apply(k, parameters)
             after = _moments(x)
             x = (x - after[0]) / after[1]

@@ -54,8 +54,8 @@ class Over:
     centred, and has the mean square as its variance; `Over((), (0, 2, 3))` is
     only centred.
 
-    Wherever a function of this library takes `dim`, it takes such an object as
-    well. A subclass can weight the elements, as
+    Functions of a `unit` take such an object, those of a `dim` the axes alone.
+    A subclass can weight the elements, as
     `theory.overflow.WeightedPoints` does, or have them in several processes, as
     `layers.sync.Across`; then each call is an exchange, so what is needed
     together is asked for together, and what is asked for again, in a backward
@@ -81,12 +81,14 @@ class Over:
     seed: Tensor | None = None
     offset = 0
     apart = False  # in several processes
+    ordinary = False  # one set of axes, in one process: set for this class
 
     def __init__(
         self, dim: int | tuple[int, ...], centre: tuple[int, ...] | None = None
     ):
         self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
         self.centre = None if centre is None else tuple(centre)
+        self.ordinary = type(self) is Over and centre is None
 
     def means(self, *values: Tensor, name: str = "") -> tuple[Tensor, ...]:
         """The mean of each of `values` over the elements; `dim` is kept with
@@ -94,7 +96,7 @@ class Over:
         """
         if not self.dim:  # where PyTorch would take all axes
             return values
-        return tuple(x.mean(self.dim, keepdim=True) for x in values)
+        return tuple([x.mean(self.dim, keepdim=True) for x in values])
 
     def mean(self, x: Tensor) -> Tensor:
         "The mean of `x` over the elements; `dim` is kept with size 1."
@@ -140,18 +142,15 @@ class Over:
 
     def size(self, x: Tensor) -> int:
         "The number of elements of a unit."
-        return x[
-            tuple(
-                slice(None)
-                if d in {e % x.ndim for e in self.dim}
-                else slice(0, 1)
-                for d in range(x.ndim)
-            )
-        ].numel()
+        count = 1
+        for d in self.dim:
+            count *= x.shape[d]
+        return count
 
 
 def over(dim: "int | tuple[int, ...] | Over") -> Over:
-    """`dim` as such an object.
+    """`dim` as such an object: for the few functions that readers call with
+    either.
 
     Example:
 
@@ -219,7 +218,7 @@ class AtOne(NamedTuple):
 
     Example:
 
-        >>> found = at_one(torch.tensor([-2.0, 0.0, 0.0, 2.0]), -1)
+        >>> found = at_one(torch.tensor([-2.0, 0.0, 0.0, 2.0]), Over(-1))
         >>> found.first.item(), found.second.shape
         (0.0, torch.Size([1]))
     """
@@ -231,21 +230,22 @@ class AtOne(NamedTuple):
     square: Tensor
 
 
-def at_one(k: Tensor, dim: "int | tuple[int, ...] | Over") -> AtOne:
+def at_one(k: Tensor, unit: Over) -> AtOne:
     """What the estimate and its gradient need of `k`; five averages.
 
-    Each is kept with size 1 along `dim`. Source: @eq-at-one, @eq-curvature.
+    Each is kept with size 1 along the axes of `unit`. Source: @eq-at-one,
+    @eq-curvature.
 
     Example:
 
-        >>> found = at_one(torch.tensor([-1.0, 1.0]), -1)
+        >>> found = at_one(torch.tensor([-1.0, 1.0]), Over(-1))
         >>> 1 - (found.first / found.second).item()   # λ̂, of an even sample
         1.0
     """
     a, log = k.abs(), signed_log1p(k)
     g = (1 + a) * log.abs()
     d = g - a
-    mean_d, slope, mean_log, mean_q, square = over(dim).means(
+    mean_d, slope, mean_log, mean_q, square = unit.means(
         d, k * d, log, g * log.abs(), d.square(), name="at one"
     )
     residual = square - mean_d.square() - slope.square()
@@ -275,16 +275,16 @@ def nll_derivatives_at_one(
         >>> first.item(), round(second.item(), 4)       # 0, 2(1 − log 2)²
         (0.0, 0.1883)
     """
-    return at_one(k, dim)[:2]
+    return at_one(k, Over(dim))[:2]
 
 
 def nll_derivatives(
-    h: Tensor, lmbda: Tensor | float, dim: int | tuple[int, ...]
+    h: Tensor, lmbda: Tensor | float, unit: Over
 ) -> tuple[Tensor, Tensor]:
     """L'(λ) and L''(λ) of `yeo_johnson_nll` for any sample and any λ (of size 1
-    along `dim`, which is kept).
+    along the axes of `unit`, which are kept).
 
-    `h`: the samples along `dim`; `lmbda`: λ.
+    `h`: the samples; `lmbda`: λ.
 
     Source: @eq-l-derivatives.
 
@@ -292,11 +292,11 @@ def nll_derivatives(
 
         >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
         >>> lmbda = newton_lambda_standardized(k, -1, steps=10)
-        >>> first, second = nll_derivatives(k, lmbda, -1)   # at the minimum
+        >>> first, second = nll_derivatives(k, lmbda, Over(-1))  # minimum
         >>> abs(first.item()) < 1e-5, second.item() > 0
         (True, True)
     """
-    mean = over(dim).mean
+    mean = unit.mean
     x, first, second = (
         power_transform_derivative(h, lmbda, k) for k in range(3)
     )
@@ -308,19 +308,19 @@ def nll_derivatives(
     ) / variance - 2 * ratio.square()
 
 
-def range_of_s(k: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+def range_of_s(k: Tensor, unit: Over) -> Tensor:
     """K = 2(slog(max k) − slog(min k)), the length of the range of S = slog(t)
     + slog(t'): |L'''| ≤ K·L''.
 
-    `dim` is kept. `k`: a sample along `dim`. Source: @eq-range.
+    `k`: samples along the axes of `unit`, which are kept. Source: @eq-range.
 
     Example:
 
         >>> k = torch.tensor([-1.0, 1.0])
-        >>> round(range_of_s(k, -1).item(), 4)          # 4·log 2
+        >>> round(range_of_s(k, Over(-1)).item(), 4)    # 4·log 2
         2.7726
     """
-    top, bottom = over(dim).extremes(k)
+    top, bottom = unit.extremes(k)
     return 2 * (signed_log1p(top) - signed_log1p(bottom))
 
 
@@ -532,7 +532,7 @@ def check_newton_arguments(alpha: float, steps: int) -> None:
 
 
 def _lowers(
-    k: Tensor, lmbda: Tensor, move: Tensor, dim, least: Tensor | None
+    k: Tensor, lmbda: Tensor, move: Tensor, unit: Over, least: Tensor | None
 ) -> Tensor:
     """Whether the likelihood's negative logarithm is smaller at λ + move than
     at λ, by `least`; None for the first step: there λ is 1, and smaller is
@@ -540,7 +540,6 @@ def _lowers(
     """
     if k.device.type != "mps":
         k, lmbda, move = k.double(), lmbda.double(), move.double()
-    unit = over(dim)
     (here, _), (there, _), (_, mean_log) = unit.var_means(
         k if least is None else yeo_johnson(k, lmbda),
         yeo_johnson(k, lmbda + move),
@@ -552,7 +551,7 @@ def _lowers(
 
 def newton_estimate(
     k: Tensor,
-    dim: tuple[int, ...],
+    unit: Over,
     alpha: float = 1.0,
     steps: int = 1,
     safeguard: bool = False,
@@ -561,7 +560,7 @@ def newton_estimate(
     constant 0), and whether the last step was Newton's: always, without
     `safeguard`.
 
-    `dim` is kept with size 1 in both. `k`: the samples along `dim`.
+    `k`: the samples along the axes of `unit`, kept with size 1 in both.
 
     `alpha`, `steps`, `safeguard` and errors as for `newton_lambda`. Source:
     Eftekhari & Papyan (2025), Eqs. 5, 6; @eq-safe.
@@ -569,31 +568,30 @@ def newton_estimate(
     Example:
 
         >>> k = standardized(torch.tensor([0.0, 1.0, 8.0]), -1)
-        >>> lmbda, newton = newton_estimate(k, -1, safeguard=True)
+        >>> lmbda, newton = newton_estimate(k, Over(-1), safeguard=True)
         >>> round(lmbda.item(), 4), newton.item()
         (-0.3907, True)
     """
-    check_newton_arguments(alpha, steps)
-    k_range = range_of_s(k, dim) if safeguard else None
+    k_range = range_of_s(k, unit) if safeguard else None
     for step in range(steps):
         if step == 0:
-            first, second, _, _, square = at_one(k, dim)
+            first, second, _, _, square = at_one(k, unit)
             varies = square.detach() > 0
             lmbda, newton = torch.ones_like(second), torch.ones_like(varies)
         else:
-            first, second = nll_derivatives(k, lmbda, dim)
+            first, second = nll_derivatives(k, lmbda, unit)
         ratio = first / torch.where(varies, second, 1.0)
         move = -ratio
         if safeguard:
             with torch.no_grad():
                 if step == 0:
-                    newton = _lowers(k, lmbda, move, dim, None)
+                    newton = _lowers(k, lmbda, move, unit, None)
                 else:  # the theorem on repeated steps
                     newton = _lowers(
                         k,
                         lmbda,
                         move,
-                        dim,
+                        unit,
                         0.5 * guaranteed_gain(ratio, second, k_range),
                     ) | (k_range * ratio.abs() <= 0.5)
             move = torch.where(newton, move, guaranteed_step(ratio, k_range))
@@ -603,7 +601,7 @@ def newton_estimate(
 
 def newton_lambda_standardized(
     k: Tensor,
-    dim: tuple[int, ...],
+    dim: int | tuple[int, ...],
     alpha: float = 1.0,
     steps: int = 1,
     safeguard: bool = False,
@@ -620,7 +618,8 @@ def newton_lambda_standardized(
         >>> round(newton_lambda_standardized(k, -1).item(), 4)
         -0.3907
     """
-    return newton_estimate(k, dim, alpha, steps, safeguard)[0]
+    check_newton_arguments(alpha, steps)
+    return newton_estimate(k, Over(dim), alpha, steps, safeguard)[0]
 
 
 # %% ../../nbs/220_theory.newton.ipynb #80c117c7
@@ -647,7 +646,7 @@ def mle_bracket(h: Tensor, dim: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     k = standardized(h, dims)
     first, second = nll_derivatives_at_one(k, dims)
-    k_range = range_of_s(k, dims)
+    k_range = range_of_s(k, Over(dims))
     ratio = first / torch.where(k_range > 0, second, 1.0)
     near = guaranteed_step(ratio, k_range)
     scaled = (k_range * ratio.abs()).clamp(max=1)

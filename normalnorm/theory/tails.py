@@ -27,29 +27,26 @@ from .lambert import tail_transform
 from normalnorm.theory.newton import (
     Over,
     check_real,
-    over,
     upcast,
     standardized_or_nan,
 )
 
 
-def tail_nll(
-    k: Tensor, delta: Tensor | float, dim: int | tuple[int, ...] | Over
-) -> Tensor:
-    """The negative log likelihood of δ in nats per element, for samples along
-    `dim` that are centred; minimized over the variance of the normal model.
+def tail_nll(k: Tensor, delta: Tensor | float, unit: Over) -> Tensor:
+    """The negative log likelihood of δ in nats per element, for samples over
+    `unit` that are centred; minimized over the variance of the normal model.
 
-    `delta`: a number, or of size 1 along `dim`, which is kept. A sample of
+    `delta`: a number, or of size 1 along its axes, which are kept. A sample of
     zeros gives −infinity. `k`: the samples. Differentiable. Source:
     @eq-tail-nll.
 
     Example:
 
         >>> k = torch.tensor([-1.0, 1.0])
-        >>> round(tail_nll(k, 0.0, -1).item(), 4)      # ½·log(2πe)
+        >>> round(tail_nll(k, 0.0, Over(-1)).item(), 4)  # ½·log(2πe)
         1.4189
     """
-    mean = over(dim).mean
+    mean = unit.mean
     u = tail_transform(k, delta)
     delta = torch.as_tensor(delta, dtype=u.dtype, device=u.device)
     w, b = (
@@ -64,21 +61,21 @@ def tail_nll(
 
 
 def tail_nll_derivatives(
-    k: Tensor, delta: Tensor | float, dim: int | tuple[int, ...] | Over
+    k: Tensor, delta: Tensor | float, unit: Over
 ) -> tuple[Tensor, Tensor]:
     """The first and second derivative of `tail_nll` in δ; at δ = 0 those from
     the right, the second of which differs from the one from the left.
 
-    `k`, `delta`, `dim` as for `tail_nll`; both results have size 1 along `dim`.
+    `k`, `delta`, `unit` as for `tail_nll`, and both results its shape.
     Source: @eq-tail-first, @eq-tail-second.
 
     Example:
 
         >>> k = torch.tensor([-1.0, 1.0])               # its kurtosis is 1
-        >>> tail_nll_derivatives(k, 0.0, -1)[0]        # (3 − kurtosis)/2
+        >>> tail_nll_derivatives(k, 0.0, Over(-1))[0]  # (3 − kurtosis)/2
         tensor([1.])
     """
-    mean = over(dim).mean
+    mean = unit.mean
     delta = torch.as_tensor(delta, dtype=k.dtype, device=k.device)
     v = tail_transform(k, delta.clamp(min=0)).square()
     w = delta.clamp(min=0) * v
@@ -93,7 +90,7 @@ def tail_nll_derivatives(
     )
     square = k * k
     b = (-delta).clamp(min=0)
-    largest, _ = over(dim).extremes(square.detach())
+    largest, _ = unit.extremes(square.detach())
     weight = square * torch.exp(b * (square - largest))
     total = mean(weight)
     total = torch.where(total > 0, total, 1.0)
@@ -111,21 +108,21 @@ def tail_nll_derivatives(
 
 # %% ../../nbs/263_theory.tails.ipynb #1dbdb87d
 def newton_delta_standardized(
-    k: Tensor, dim: int | tuple[int, ...] | Over, light: bool = False
+    k: Tensor, unit: Over, light: bool = False
 ) -> Tensor:
     """`newton_delta` for a sample that is standardized already (or constant 0);
-    `dim` is kept.
+    the axes of `unit` are kept.
 
-    `light` as for `newton_delta`. `k`: the samples along `dim`. Source:
+    `light` as for `newton_delta`. `k`: the samples. Source:
     @eq-newton-delta.
 
     Example:
 
         >>> k = torch.tensor([-2.0, 0, 0, 0, 0, 0, 0, 2.0])    # kurtosis 4
-        >>> newton_delta_standardized(k, -1)
+        >>> newton_delta_standardized(k, Over(-1))
         tensor([0.1250])
     """
-    mean = over(dim).mean
+    mean = unit.mean
     square = k * k
     m4 = mean(square * square)
     step = (m4 - 3) / (
@@ -159,7 +156,7 @@ def newton_delta(
     check_real("newton_delta", h)
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return newton_delta_standardized(
-        standardized_or_nan(upcast(h), dims), dims, light
+        standardized_or_nan(upcast(h), dims), Over(dims), light
     ).squeeze(dims)
 
 
@@ -191,28 +188,26 @@ def ratio_to_theta(rho: Tensor) -> Tensor:
     )
 
 
-def tail_delta_standardized(
-    k: Tensor, dim: int | tuple[int, ...] | Over, steps: int = 0
-) -> Tensor:
+def tail_delta_standardized(k: Tensor, unit: Over, steps: int = 0) -> Tensor:
     """`tail_delta` for a sample that is standardized already (or constant 0);
-    `dim` is kept.
+    the axes of `unit` are kept.
 
-    `steps` as for `tail_delta`. `k`: the samples along `dim`. Source: Geary
+    `steps` as for `tail_delta`. `k`: the samples. Source: Geary
     (1935); @eq-theta-delta, @eq-theta-step.
 
     Example:
 
         >>> k = torch.tensor([-2.0, 0, 0, 0, 0, 0, 0, 2.0])
-        >>> bool(tail_delta_standardized(k, -1) > 0)
+        >>> bool(tail_delta_standardized(k, Over(-1)) > 0)
         True
     """
-    absolute = over(dim).mean(k.abs())
+    absolute = unit.mean(k.abs())
     theta = ratio_to_theta(
         torch.where(absolute == 0, 1.0, absolute * math.sqrt(math.pi / 2))
     )
     for _ in range(steps):
         rest = 1 - 2 * theta
-        first, second = tail_nll_derivatives(k, theta * rest**-1.5, dim)
+        first, second = tail_nll_derivatives(k, theta * rest**-1.5, unit)
         slope, bend = (1 + theta) * rest**-2.5, (6 + 3 * theta) * rest**-3.5
         curvature = (second * slope.square() + first * bend).abs()
         move = -first * slope / torch.where(curvature > 0, curvature, 1.0)
@@ -220,8 +215,8 @@ def tail_delta_standardized(
             torch.maximum(theta + move, theta / 2), theta / 2 + 0.25
         )
         with torch.no_grad():
-            better = tail_nll(k, new * (1 - 2 * new) ** -1.5, dim) < tail_nll(
-                k, theta * rest**-1.5, dim
+            better = tail_nll(k, new * (1 - 2 * new) ** -1.5, unit) < tail_nll(
+                k, theta * rest**-1.5, unit
             )
         theta = torch.where(better & (theta > 0), new, theta)
     return theta * (1 - 2 * theta) ** -1.5
@@ -261,4 +256,4 @@ def tail_delta(h: Tensor, dim: int | tuple[int, ...], steps: int = 0) -> Tensor:
             f"dim={dim}, given a shape of {tuple(h.shape)}"
         )
     k = standardized_or_nan(upcast(h), dims)
-    return tail_delta_standardized(k, dims, steps).squeeze(dims)
+    return tail_delta_standardized(k, Over(dims), steps).squeeze(dims)

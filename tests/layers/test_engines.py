@@ -15,6 +15,7 @@ from normalnorm.layers import backends, functional
 from normalnorm.layers.engines import compiled
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, TORCH
+from normalnorm.theory.newton import Over
 
 ROOT = Path(normalnorm.__file__).parents[1]
 
@@ -24,6 +25,7 @@ import torch
 from normalnorm.layers.backends import (
     Engine, Normalization, by_definition, register)
 from normalnorm.theory.gradient import Identity
+from normalnorm.theory.newton import Over
 
 CALLS = []
 
@@ -50,7 +52,8 @@ class Rows:
 
     def definition(self, state, saved):
         CALLS.append("definition")
-        return by_definition(saved[0], None, None, (1,), state)
+        problem = Normalization(saved[0], Over(1), state)
+        return by_definition(problem, None)
 
 
 class Toy(Engine):
@@ -60,7 +63,7 @@ class Toy(Engine):
 def offer(problem):
     rule = problem.rule
     return Rows() if (
-        problem.u.ndim == 2 and tuple(problem.dim) in ((1,), (-1,))
+        problem.u.ndim == 2 and problem.unit.dim in ((1,), (-1,))
         and problem.weight is None and problem.bias is None
         and problem.statistics is None and not problem.running
         and not rule.noise
@@ -162,7 +165,7 @@ def test_an_engine_has_a_name_of_its_own(named):
     for engine in (named("nothing"), named("nothing")):
         assert backends.register(engine) is engine
         assert backends.engines()["nothing"] is engine
-    problem = backends.Normalization(torch.randn(4, 3), (0,))
+    problem = backends.Normalization(torch.randn(4, 3), Over(0))
     with backends.set_backend("nothing"):  # it covers nothing
         assert backends.compute(problem) is None
     with pytest.raises(ValueError, match="'anything' is not known"):
@@ -227,19 +230,22 @@ def test_auto_asks_for_compiled_layers_on_cuda(fakes):
         assert layer(u).device.type == "cuda"
     assert fakes == [("tried", "cuda"), *[("computed", (-1,))] * 2]
     # averages are not moved by the engine, but what they follow is its own
-    backends.normalize(u, (0,), weight=batch.weight.reshape(1, 4))
+    weight = batch.weight.reshape(1, 4)
+    backends.normalize(backends.Normalization(u, Over(0), weight=weight))
     assert fakes[-1] == ("computed", (0,))
     fakes.clear()
     for wrong in (u.int(), u.double()):  # the definition's words
         with pytest.raises(TypeError):
             layer(wrong)
     with pytest.raises(RuntimeError, match="device"):
-        backends.normalize(u, (1,), weight=torch.ones(4))
+        backends.normalize(
+            backends.Normalization(u, Over(1), weight=torch.ones(4))
+        )
     assert fakes == []
     # a meta tensor has no values, whatever the choice
     assert (
         backends.compute(
-            backends.Normalization(torch.ones(3, 4, device="meta"), (1,))
+            backends.Normalization(torch.ones(3, 4, device="meta"), Over(1))
         )
         is None
     )
@@ -254,7 +260,7 @@ def test_what_does_not_compile_on_cuda_is_the_definition(fakes, monkeypatch):
         raise RuntimeError("no Triton\nand more")
 
     monkeypatch.setattr(compiled, "_compiled", fails)
-    problem = backends.Normalization(torch.ones(3, 4, device="cuda"), (1,))
+    problem = backends.Normalization(torch.ones(3, 4, device="cuda"), Over(1))
     with pytest.warns(UserWarning) as seen:
         for _ in range(3):
             assert backends.compute(problem) is None
@@ -276,7 +282,7 @@ def test_a_case_that_the_compiler_gives_up_is_the_definitions(
         [],
         {
             "forward": compiled._forward_pass,
-            "backward": compiled._eager_backward,
+            "backward": compiled._backward_pass,
         }[room],
     )
 
@@ -289,15 +295,17 @@ def test_a_case_that_the_compiler_gives_up_is_the_definitions(
     monkeypatch.setattr(compiled, "_compiled", run)
     monkeypatch.setattr(compiled, "_refused", set())
     u = torch.randn(5, 8).exp()
-    exact = step(lambda u: backends.core.normalize(u, (1,))[0], u, leaves=())
+    exact = step(lambda u: backends.core.normalize(u, Over(1))[0], u, leaves=())
     with backends.set_backend("compiled"), pytest.warns(UserWarning) as seen:
         for _ in range(2):
             torch.testing.assert_close(
-                step(lambda u: backends.normalize(u, (1,))[0], u, leaves=()),
+                step(
+                    lambda u: backends.normality_norm(u, (1,))[0], u, leaves=()
+                ),
                 exact,
             )
         assert tries.count(failing) == 1
-        backends.normalize(u, (0,))  # another case
+        backends.normality_norm(u, (0,))  # another case
         assert tries[-1] is compiled._forward_pass
     first, *more = [str(w.message) for w in seen]
     assert "too large" in first and len(more) == (room == "forward")
@@ -320,8 +328,8 @@ FUNCTIONS = {  # of autograd in the layer room, each with its reason
     "core.py": {
         "_Normalized",  # the operation
         "_NormalizedBothModes",  # torch.compile refuses its jvp
-        "_Old",
-    },  # asks whether torch.func is active
+    },
+    "guards.py": {"_Old"},  # asks whether torch.func is active
     "backends.py": {
         "_ByEngine",  # torch.func's form costs too much
         "Twice",

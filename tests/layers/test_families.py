@@ -31,7 +31,7 @@ from normalnorm.layers.weight_decay import (
 )
 from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Identity, Power
-from normalnorm.theory.newton import newton_lambda
+from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
 from tests.layers.steps import python, uncut
 from tools import hostile
@@ -575,7 +575,9 @@ def test_gaussianized_layers_get_new_averages():
     own = model[0].gaussianizer
     for i, name in enumerate(own.names):
         values = [
-            own.estimate((x - x.mean(0)) / x.std(0, correction=0), (0,))[i][0]
+            own.estimate((x - x.mean(0)) / x.std(0, correction=0), Over(0))[i][
+                0
+            ]
             for x in data
         ]
         torch.testing.assert_close(

@@ -200,7 +200,7 @@ def test_noise_belongs_to_the_set_of_the_scale():
         seed = torch.tensor(5)
         noisy, _ = normality_norm(u, pair, eps=0.0, noise=0.5, seed=seed)
         torch.testing.assert_close(
-            noisy, add_noise(bent, layer, 0.5, "scaled", seed)
+            noisy, add_noise(bent, Over(layer), 0.5, "scaled", seed)
         )
     # a unit of one element has no spread: neither transform nor noise
     plain, _ = normality_norm(u, Over((), batch), noise=0.5)

@@ -299,7 +299,7 @@ def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
     h, unit = uncut(plain)(u), SETS[name]
     k = h - h.mean(unit, keepdim=True)
     k = k / k.square().mean(unit, keepdim=True).sqrt()
-    x = gaussianizer.apply(h, gaussianizer.estimate(k, unit))
+    x = gaussianizer.apply(h, gaussianizer.estimate(k, Over(unit)))
     wide = (lambda p: p) if last else lambda p: p.view(-1, 1, 1)
     x = x * wide(layer.weight)
     x = x if layer.bias is None else x + wide(layer.bias)

@@ -21,6 +21,7 @@ from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, VECTORS
+from normalnorm.theory.newton import Over
 
 pytestmark = [
     FOLLOWS,
@@ -121,7 +122,7 @@ def test_the_operator_against_the_definition(case, alpha, noise, kind):
     ]
     rule = core.Rule(eps, noise, kind, Power(alpha) if alpha else Identity())
     reference, used = core.by_autograd(
-        wide[0], tuple(dim), rule, *wide[1:], seed, offset
+        wide[0], Over(tuple(dim)), rule, *wide[1:], seed, offset
     )
     torch.testing.assert_close(out.double(), reference, rtol=2e-4, atol=2e-5)
     expected = torch.autograd.grad(
@@ -323,7 +324,7 @@ def test_exponents_near_zero_in_each_engine(backend, lmbda):
     near 2, where one side of the transform is nearly a logarithm.
     """
     u = torch.randn(1, 500).exp()
-    moved = core.normalize(u.double(), (1,))[1].lmbda.item() - 1
+    moved = core.normalize(u.double(), Over(1))[1].lmbda.item() - 1
     alpha = (lmbda - 1) / moved
     out, used = core.normality_norm(u.double(), (1,), alpha=alpha)
     assert used.lmbda.item() == pytest.approx(lmbda, abs=1e-12)

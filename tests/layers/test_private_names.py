@@ -29,7 +29,7 @@ HIDDEN = [
 # ---- which there are --------------------------------------------------------
 
 LIBRARY = {
-    "layers/core.py": set(HIDDEN),
+    "layers/guards.py": set(HIDDEN),
     # without them there is no kernel (`native._ask`), which has a test
     "layers/engines/native.py": {"_C", "_cdata"},
     "layers/normality.py": {"_parameters", "_buffers", "_load_from_state_dict"},
@@ -197,7 +197,7 @@ def test_private_names_of_the_library():
     """In one place, with a public form; beside them what PyTorch's own layers
     override or keep in a dictionary.
 
-    A new name is to be public, or to be bound by `core.bound`.
+    A new name is to be public, or to be bound by `guards.bound`.
     """
     assert scanned("normalnorm", "*.py") == LIBRARY
 
@@ -370,24 +370,24 @@ def fresh():
                  if name.split(".")[0] == "normalnorm"]:
         del sys.modules[name]
     gc.collect()
-    from normalnorm.layers import core
-    return core
+    from normalnorm.layers import guards
+    return guards
 
-def answers(core):
+def answers(guards):
     "Of the four questions, outside and inside."
     x, seen = torch.ones(()), []
     ask = lambda x=None: seen.append(
-        (bool(core.in_transform()), bool(core.dispatch_modes()))) or x
+        (bool(guards.in_transform()), bool(guards.dispatch_modes()))) or x
     ask()
     torch.func.vjp(ask, x)
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         ask()
     with torch.autograd.forward_ad.dual_level():
         y = torch.autograd.forward_ad.make_dual(x, x)
-        seen.append((core.in_dual_level((y, None)),))
-    seen.append((core.in_dual_level((x, None)),))
+        seen.append((guards.in_dual_level((y, None)),))
+    seen.append((guards.in_dual_level((x, None)),))
     with torch.overrides.TorchFunctionMode():
-        seen.append((core.foreign_mode(),))
+        seen.append((guards.foreign_mode(),))
     return seen
 
 expected = [(False, False), (True, False), (False, True), (True,), (False,),
@@ -402,11 +402,11 @@ for name, ours in hidden.CORE.items():
     for value in (hidden.GONE, None, 0, -1, "text", len, lambda: None,
                   lambda: True, lambda: [], lambda: [0], same):
         hidden.hide(name, value)
-        core = fresh()
+        guards = fresh()
         hidden.show()
-        chosen = [n for n in hidden.CORE.values() if hidden.is_public(core, n)]
+        chosen = [n for n in hidden.CORE.values() if hidden.is_public(guards, n)]
         assert chosen == [ours], (name, value, chosen)
-        assert answers(core) == expected, (name, value, answers(core))
+        assert answers(guards) == expected, (name, value, answers(guards))
 
 # imported where something is active: decided as elsewhere
 class Mode(torch.overrides.TorchFunctionMode):
@@ -418,19 +418,19 @@ with Mode(): found.append(fresh())
 with FakeTensorMode(): found.append(fresh())
 with torch.device("meta"): found.append(fresh())
 torch.func.vmap(lambda x: found.append(fresh()) or x)(torch.ones(2))
-for core in found:
-    assert (not any(hidden.is_public(core, n) for n in hidden.CORE.values())
-            and answers(core) == expected)
+for guards in found:
+    assert (not any(hidden.is_public(guards, n) for n in hidden.CORE.values())
+            and answers(guards) == expected)
 
 # and where nothing can be known of modes: the definition
 hidden.hide("_C._len_torch_dispatch_stack")
 torch.library.Library = None
 import normalnorm
-core = fresh()
+guards = fresh()
 import normalnorm
-from normalnorm.layers.backends import are_concrete
+from normalnorm.layers.guards import are_concrete
 x = torch.randn(8, 3)
-assert core.dispatch_modes() and not are_concrete(x)
+assert guards.dispatch_modes() and not are_concrete(x)
 layer, plain = (normalnorm.BatchNormalNorm1d(3, noise=0.0, alpha=0.0),
                 nn.BatchNorm1d(3))
 torch.testing.assert_close(layer(x), plain(x))
@@ -446,7 +446,7 @@ def test_names_that_do_something_else():
 
 
 def test_families():
-    from normalnorm.layers.core import family
+    from normalnorm.layers.guards import family
     from normalnorm.layers.weight_decay import normalizer_types
 
     (batch,) = family(

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from normalnorm.layers.core import lies_last
+from normalnorm.layers.guards import lies_last
 from normalnorm.layers.folding import fold
 from tests.state.record import exported
 from tools.rows import trials

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import normalnorm.layers
+from normalnorm.layers.guards import Leaf
 from normalnorm.layers.parametrizations import weight_standardization
 from normalnorm.layers.weights import normality_weight
 from normalnorm.theory.gaussianizers import Chain, Tail
@@ -125,7 +126,11 @@ def exported() -> dict[str, type]:
         module = importlib.import_module(f"normalnorm.layers.{place.name}")
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            if inspect.isclass(value) and issubclass(value, nn.Module):
+            if (
+                inspect.isclass(value)
+                and issubclass(value, nn.Module)
+                and value is not Leaf
+            ):
                 found[name] = value
     return found
 

@@ -202,7 +202,7 @@ def test_newton_delta_is_newtons_step_of_the_light_side():
     h = torch.randn(20, 30, dtype=D) ** 3
     k = standardized(h, -1)
     first, second = tail_nll_derivatives(
-        k, torch.full((20, 1), -1e-13, dtype=D), -1
+        k, torch.full((20, 1), -1e-13, dtype=D), Over(-1)
     )
     torch.testing.assert_close(
         newton_delta(h, -1, light=True),
@@ -217,11 +217,12 @@ def test_derivatives_of_the_likelihood(value):
     k = standardized(torch.randn(10, 15, dtype=D) ** 3, -1)
     delta = torch.full((10, 1), value, dtype=D, requires_grad=True)
     (first,) = torch.autograd.grad(
-        tail_nll(k, delta, -1).sum(), delta, create_graph=True
+        tail_nll(k, delta, Over(-1)).sum(), delta, create_graph=True
     )
     (second,) = torch.autograd.grad(first.sum(), delta)
     for a, b in zip(
-        tail_nll_derivatives(k, delta.detach(), -1), (first.detach(), second)
+        tail_nll_derivatives(k, delta.detach(), Over(-1)),
+        (first.detach(), second),
     ):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
@@ -242,7 +243,7 @@ def test_a_step_that_would_lower_the_likelihood_is_refused():
     for k in (standardized(odd, -1), standardized(heavy, -1)):
         values = torch.stack(
             [
-                tail_nll(k, tail_delta(k, -1, steps=s)[:, None], -1)
+                tail_nll(k, tail_delta(k, -1, steps=s)[:, None], Over(-1))
                 for s in range(4)
             ]
         )
@@ -378,7 +379,9 @@ def test_gaussianizers_over_axes_shift_scale_dtype_and_edges(g):
     parts = (u - u.mean((0, 1), keepdim=True)) / u.std(
         (0, 1), correction=0, keepdim=True
     )
-    for a, b in zip(g.estimate(parts, Over((0, 1))), g.estimate(parts, (0, 1))):
+    for a, b in zip(
+        g.estimate(parts, Over((0, 1))), g.estimate(parts, Over((0, 1)))
+    ):
         assert torch.equal(a, b) and a.shape == (1, 1, 3)
     v = u[0, :8].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda v: g(v, 0), v, fast_mode=True)

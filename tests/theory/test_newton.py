@@ -42,7 +42,7 @@ def test_a_short_step_is_compared_in_float64():
     k = torch.randn(200, 256, generator=generator)
     k = torch.cat([k, -k + 1e-4 * k.square()], -1)  # hardly skewed
     k = standardized(k, -1)
-    lmbda, newton = newton_estimate(k, (1,), safeguard=True)
+    lmbda, newton = newton_estimate(k, Over(1), safeguard=True)
     assert 0 < (lmbda - 1).abs().max() < 1e-3 and newton.all()
 
 

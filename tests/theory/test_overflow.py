@@ -25,6 +25,7 @@ from normalnorm.theory.overflow import (
     _phi_and_rho,
 )
 from normalnorm.theory.power_transform import yeo_johnson
+from normalnorm.theory.newton import Over
 
 
 def test_enclosures_contain_the_functions():
@@ -122,15 +123,17 @@ def test_the_safeguard_changes_nothing_else(options, monkeypatch):
 def test_who_may_overflow(monkeypatch):
     u = torch.randn(5, 3)
     law = WeightedPoints(torch.ones(3) / 3, LARGEST_UNIT + 1)
-    assert closed(Power(), u, (0,)) and closed(
+    assert closed(Power(), u, Over(0)) and closed(
         Power(), u, WeightedPoints(law.weights, LARGEST_UNIT)
     )
-    assert not closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
+    assert not closed(Power(), u, law) and not closed(
+        Power(steps=2), u, Over(0)
+    )
     assert closed(Power(alpha=0.0).reduced(), u, law) and closed(
-        Power(alpha=0.0, steps=2).reduced(), u, (0,)
+        Power(alpha=0.0, steps=2).reduced(), u, Over(0)
     )
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert closed(Power(), u, law) and not closed(Power(steps=2), u, (0,))
+    assert closed(Power(), u, law) and not closed(Power(steps=2), u, Over(0))
 
 
 def test_repeated_steps_that_run_away_stay_finite():
@@ -140,7 +143,7 @@ def test_repeated_steps_that_run_away_stay_finite():
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(200, 5000, generator=generator) ** 3
     u = torch.where(torch.rand(u.shape, generator=generator) < 0.1, 30 * u, u)
-    out, statistics = by_autograd(u, (0,), Rule(gaussianizer=Power(steps=3)))
+    out, statistics = by_autograd(u, Over(0), Rule(gaussianizer=Power(steps=3)))
     assert (
         statistics.lmbda.isfinite().all()
         and statistics.lmbda.abs().max() > 30

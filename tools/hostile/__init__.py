@@ -79,8 +79,8 @@ def _over_batch(function: Callable) -> Callable:
 
 class Row(NamedTuple):
     """A layer for the options of normality, PyTorch's layer, the shape of an
-    input, and whether the first derivatives are our own function's (or else
-    PyTorch's, operation by operation).
+    input, and whether a kernel of ours reads its memory (or else PyTorch's
+    operations do, which do not ask).
     """
 
     ours: Callable
@@ -89,10 +89,9 @@ class Row(NamedTuple):
     own: bool = True
 
 
-def _by_own(layer: nn.Module, shape: tuple) -> bool:
-    "Whether only functions of our own keep tensors for a layer's derivatives."
-    with set_backend("eager"):
-        out = layer(torch.ones(shape, requires_grad=True))
+def _by_kernel(layer: nn.Module, shape: tuple) -> bool:
+    "Whether only an engine keeps tensors for a layer's derivatives."
+    out = layer(torch.ones(shape, requires_grad=True))
     todo, seen, own = [out.grad_fn], set(), False
     while todo:
         node = todo.pop()
@@ -100,7 +99,7 @@ def _by_own(layer: nn.Module, shape: tuple) -> bool:
             continue
         seen.add(node)
         todo += [parent for parent, _ in node.next_functions]
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if node.name() == "_ByEngineBackward":
             own = True
         elif any(
             isinstance(getattr(node, kept), Tensor)
@@ -112,7 +111,7 @@ def _by_own(layer: nn.Module, shape: tuple) -> bool:
 
 
 def _tried(trial: Trial) -> Row:
-    own = _by_own(trial.ours(), trial.shape)
+    own = _by_kernel(trial.ours(), trial.shape)
     return Row(lambda o: trial.ours(**o), trial.theirs, trial.shape, own)
 
 
@@ -361,13 +360,11 @@ def judged(case: Case, call: Callable = directly) -> Verdict:
 
 def applies(name: str, variant: str, label: str) -> bool:
     row, situation = LAYERS[name], S[label]
-    own = row.own and not ("safeguarded" in name and variant == "in evaluation")
     return not (
         variant == "with noise"
         and situation.forwards > 1
-        # PyTorch's own operations do not ask either
         or not situation.composed
-        and not own
+        and not row.own
         or any(known.fits(f"{name}, {variant}", label) for known in NOT_TRIED)
     )
 

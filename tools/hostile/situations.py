@@ -207,8 +207,8 @@ class Situation:
     for what `ignored` names begin with. `loud`: NaN may stand for what float32
     cannot hold. `definition`: PyTorch's layer is no reference, as it is wrong
     here. `raises`: must not give a result. `words`: of the message where it is
-    refused. `composed`: False for a broken hook, which only functions of our
-    own can notice.
+    refused. `composed`: False for a broken hook or memory, which PyTorch's own
+    operations do not notice.
 
     `alone`: in a process of its own, as it may spoil one; `forwards`: how often
     the layer draws noise.
@@ -680,12 +680,13 @@ for _which in (
             before=_freed(_which, _share),
             raises=_which == "input",
             alone=True,
+            composed=_how == "freed",
         )
         S[f"memory: {_which} {_how} before backward"] = Situation(
-            between=_freed(_which, _share), alone=True
+            between=_freed(_which, _share), alone=True, composed=False
         )
 S["memory: gradient freed"] = Situation(
-    gradient=_cut_in_place, raises=True, alone=True
+    gradient=_cut_in_place, raises=True, alone=True, composed=False
 )
 
 

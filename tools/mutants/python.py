@@ -19,7 +19,7 @@ from tools.mutants.operators import OURS, code
 
 # Around these mutmut may put its switch between a function and its mutants; it
 # leaves every other decorated function out, properties and contexts among them.
-PLAIN = ("torch.no_grad()", "left_alone", "core.left_alone")
+PLAIN = ("torch.no_grad()", "left_alone", "guards.left_alone")
 
 
 ATOMS = (cst.Name, cst.BaseString)

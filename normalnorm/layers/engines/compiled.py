@@ -29,31 +29,22 @@ from normalnorm.layers.backends import (
     warn_user,
 )
 from ..core import Rule
+from ..guards import KNOWN
 from .compiler import _compiler
 from ..noise import draw_seed
+from ...theory.newton import Over
 
 
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000005
-class _Saved(NamedTuple):
-    "What the analytic backward pass reads of its context."
-
-    saved_tensors: tuple
-    dim: tuple[int, ...]
-    rule: Rule
-    offset: int
-    bias_shape: torch.Size | None
-    needs_input_grad: tuple[bool, ...]
+def _forward_pass(u, weight, bias, seed, dim, rule, offset):
+    return core._Normalized.forward(
+        u, weight, bias, seed, Over(dim), rule, offset
+    )
 
 
-# functions: torch.compile treats the methods otherwise
-_forward_pass, _backward_pass = (
-    core._Normalized.forward,
-    core._Normalized.backward,
-)
-
-
-def _eager_backward(grad, *saved):
-    return _backward_pass(_Saved(*saved), grad)[:3]
+def _backward_pass(grad, saved, dim, rule, offset, shape, needs):
+    kept = core.Kept(saved, Over(dim), rule, offset)
+    return kept.gradients(needs, shape, grad)
 
 
 @functools.cache
@@ -111,7 +102,7 @@ class Fused(NamedTuple):
     """The definition's forward and backward pass, each fused by torch.compile,
     as a `Work`.
 
-    `dim`: the axes of a unit; `rule`: what happens to it.
+    `dim`: the axes of a unit; `rule`: what happens to it, reduced.
 
     Example:
 
@@ -143,27 +134,24 @@ class Fused(NamedTuple):
             problem.offset,
         )
         saved = (u, weight, seed, *outputs[1:])
-        results = outputs[: 3 + len(rule.gaussianizer.reduced().names)]
+        results = outputs[: 3 + len(rule.gaussianizer.names)]
         return (
             results if problem.wanted else outputs[0],
             saved,
             (
                 problem.offset,
                 None if bias is None else (bias.shape, bias.dtype),
-                core.kinds(saved),
             ),
         )
 
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any(g is not None for g in grads[1:]):
             return None
-        (offset, bias, kinds), (dim, rule) = state, self
-        core.check_saved(saved, kinds)
-        core.check_memory(grads[0])
+        (offset, bias), (dim, rule) = state, self
         needs, shape = tuple(needs), None if bias is None else bias[0]
         try:
             return _run(
-                _eager_backward,
+                _backward_pass,
                 _case(dim, rule, *saved[:2]),
                 grads[0],
                 saved,
@@ -178,12 +166,11 @@ class Fused(NamedTuple):
             return None
 
     def definition(self, state, saved):
-        offset, bias, kinds = state
-        core.check_saved(saved, kinds)
-        u, weight, seed, *_ = saved
-        return by_definition(
-            u, weight, bias, self.dim, self.rule, seed=seed, offset=offset
+        (offset, bias), (u, weight, seed, *_) = state, saved
+        problem = Normalization(
+            u, Over(self.dim), self.rule, weight, seed=seed, offset=offset
         )
+        return by_definition(problem, bias)
 
 
 class _Compiled(Engine):
@@ -210,7 +197,7 @@ def _trouble(device: torch.device) -> str:
 
 def _fits(u: Tensor, *parameters: Tensor | None) -> bool:
     "Devices, dtypes and shapes of which the definition has nothing to say."
-    return u.dtype in core._KNOWN and all(
+    return u.dtype in KNOWN and all(
         t is None
         or t.device == u.device
         and t.is_floating_point()
@@ -222,15 +209,15 @@ def _fits(u: Tensor, *parameters: Tensor | None) -> bool:
 
 
 def _offer(problem: Normalization) -> Fused | None:
-    u, dim, rule, weight, bias, axis, given, running, *_ = problem
-    dim = tuple(dim)
+    u, unit, rule, weight, bias, axis, given, running, *_ = problem
+    dim, rule = unit.dim, rule.reduced()
     if (
         not u.numel()
         or axis is not None
         or running
         or given is not None
         or not _fits(u, weight, bias)
-        or not core.closed(rule.gaussianizer.reduced(), u, dim)
+        or not core.closed(rule.gaussianizer, u, unit)
         or _case(dim, rule, u, weight, bias) in _refused
         or _case(dim, rule, u, weight) in _refused
     ):

@@ -23,6 +23,9 @@ __all__ = [
     "traversal",
     "Call",
     "prepare",
+    "check_storage",
+    "kinds",
+    "check_saved",
     "restored",
     "forward",
     "statistics_of",
@@ -43,7 +46,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import core
+from .. import guards
 from normalnorm.layers.backends import (
     Declined,
     Engine,
@@ -54,7 +57,7 @@ from normalnorm.layers.backends import (
     by_definition,
     register,
 )
-from ..core import Rule, Statistics
+from ..core import Rule, Statistics, saturating_cast
 from . import compiler
 from .compiler import CompilerError, load
 from ..noise import NOISES, draw_seed
@@ -538,7 +541,7 @@ class Call(NamedTuple):
 
         >>> u = torch.tensor([[1.0, 3.0]])
         >>> call = prepare(u, (1,), None, None, Rule())
-        >>> out, saved, state = call.forward(Normalization(u, (1,)), True)
+        >>> out, saved, state = call.forward(Normalization(u, Over(1)), True)
         >>> of_u, *others = call.backward(
         ...     state, saved, (torch.ones_like(u),), (True, False, False))
         >>> of_u.shape, others
@@ -639,17 +642,17 @@ class Call(NamedTuple):
             if self.given
             else None
         )
-        return by_definition(
+        problem = Normalization(
             u,
-            weight,
-            self.bias,
-            self.dim,
+            Over(self.dim),
             self.rule,
-            self.axis,
-            given,
-            torch.tensor(state[0]),
-            state[1],
+            weight,
+            axis=self.axis,
+            statistics=given,
+            seed=torch.tensor(state[0]),
+            offset=state[1],
         )
+        return by_definition(problem, self.bias)
 
     def varying(self, u, seed, momentum) -> tuple[int, float]:
         """The seed of the noise, 0 without any, and the momentum: numbers.
@@ -680,9 +683,7 @@ class Call(NamedTuple):
             _increment_versions(
                 [average for average in running if average is not None]
             )
-        return (
-            out if values is u else _as(core.saturating_cast(out, u.dtype), u)
-        )
+        return out if values is u else _as(saturating_cast(out, u.dtype), u)
 
     def with_statistics(self, out, numbers):
         """Behind the output mean, variance and, with a transform, λ̂.
@@ -769,7 +770,7 @@ def _one_by_one(tensors: list[Tensor]) -> None:
 
 
 # releases before 2.6 take one at a time
-_increment_versions = core.bound(
+_increment_versions = guards.bound(
     "autograd.graph.increment_version", _together, _one_by_one
 )
 
@@ -979,6 +980,91 @@ def prepare(
     )
 
 
+def check_storage(*tensors: Tensor | None) -> None:
+    """Raise `RuntimeError` where the storage of a tensor is smaller than the
+    tensor: freed by `untyped_storage().resize_(0)`, as sharding does between
+    two uses, or cut.
+
+    What has no memory of its own (meta, sparse, subclasses) is passed over.
+
+    `tensors`: any number of them; None is passed over, too.
+
+    Example:
+
+        >>> x = torch.ones(4)
+        >>> _ = x.untyped_storage().resize_(0)              # as sharding does
+        >>> check_storage(x)
+        Traceback (most recent call last):
+        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
+    """
+    for x in tensors:
+        if (
+            type(x) not in (Tensor, torch.nn.Parameter)
+            or x.layout is not torch.strided
+            or x.is_meta
+            or not x.numel()
+        ):
+            continue
+        there = x.untyped_storage().nbytes()
+        beyond = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
+        needed = x.element_size() * (x.storage_offset() + beyond)
+        if there < needed:
+            raise RuntimeError(
+                "the memory of a tensor of shape "
+                f"{tuple(x.shape)} is not there: it reaches to "
+                f"byte {needed} of a storage of {there}. It was "
+                "freed (resize_(0), as sharding does) or cut: "
+                "bring it back before the layer's forward, and "
+                "before its backward pass"
+            )
+
+
+def kinds(tensors: tuple[Tensor | None, ...]) -> tuple:
+    """Shape, dtype and device of each, for `check_saved`.
+
+    `tensors`: what a forward pass saves, None where there is none.
+
+    Example:
+
+        >>> kinds((torch.ones(2, 3), None))
+        ((torch.Size([2, 3]), torch.float32, device(type='cpu')), None)
+    """
+    return tuple(
+        [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+    )
+
+
+def check_saved(
+    tensors: Sequence[Tensor | None], expected: Sequence[tuple | None]
+) -> None:
+    """Raise `RuntimeError` unless the tensors that the forward pass saved come
+    back as what they were, which a saved-tensor hook decides; strides may
+    differ.
+
+    `tensors`: as they come back; `expected`: what `kinds` said of them.
+
+    Example:
+
+        >>> saved = (torch.ones(2, 3),)
+        >>> check_saved(saved, kinds(saved))
+        >>> check_saved((saved[0].double(),), kinds(saved))
+        Traceback (most recent call last):
+        RuntimeError: a tensor saved for the backward pass came back with ...
+    """
+    for x, kind in zip(tensors, expected):
+        if x is not None and (x.shape, x.dtype, x.device) != kind:
+            shape, dtype, device = kind
+            raise RuntimeError(
+                "a tensor saved for the backward pass came "
+                f"back with shape {tuple(x.shape)}, {x.dtype}, "
+                f"on {x.device}; expected {tuple(shape)}, "
+                f"{dtype}, on {device}: the unpack function of "
+                "a saved-tensor hook must return what its pack "
+                "function was given"
+            )
+    check_storage(*tensors)
+
+
 def _ready(
     x: Tensor | None,
     layout: torch.memory_format = torch.contiguous_format,
@@ -994,7 +1080,7 @@ def _ready(
         and not x.is_neg()
     ):
         return x  # its memory is measured with its address
-    core.check_memory(x)
+    check_storage(x)
     return x.detach().resolve_neg().to(dtype).contiguous(memory_format=layout)
 
 
@@ -1025,7 +1111,7 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
         Traceback (most recent call last):
         RuntimeError: a tensor saved for the backward pass came back with ...
     """
-    core.check_saved(
+    check_saved(
         saved, [kind and (*kind, torch.device("cpu")) for kind in call.saved]
     )
     return [_ready(saved[0], call.layout, call.dtype), *map(_ready, saved[1:])]
@@ -1169,7 +1255,7 @@ def forward(
             momentum,
         )
     except Different:
-        core.check_memory(values, weight, bias, *given, *running)
+        check_storage(values, weight, bias, *given, *running)
         raise
     return call.finished(out, u, values, running), numbers
 
@@ -1288,7 +1374,7 @@ def backward(
                 call, upstream, dense, seed, offset, of_weight, of_bias
             )
         except Different:
-            core.check_memory(upstream, *dense)
+            check_storage(upstream, *dense)
             raise
     if call.ready:
         return found
@@ -1337,7 +1423,7 @@ def _stage(
             count=count,
         )
     except Different:
-        core.check_memory(*(x for x in tensors if x is not None))
+        check_storage(*(x for x in tensors if x is not None))
         raise
 
 
@@ -1374,7 +1460,7 @@ class Staged(NamedTuple):
         >>> u = torch.tensor([[1.0, 3.0], [5.0, 3.0]])
         >>> problem = NormalizationAcross(
         ...     u, Across(u, None, noise=False), Rule())
-        >>> work = Staged(prepare(u, (0,), None, None, Rule()), problem.dim)
+        >>> work = Staged(prepare(u, (0,), None, None, Rule()), problem.unit)
         >>> out, saved, state = work.forward(problem, True)
         >>> out.shape
         torch.Size([2, 2])
@@ -1386,13 +1472,13 @@ class Staged(NamedTuple):
     """
 
     call: Call
-    across: Over
+    across: Any  # an `Across`
 
     def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
         (
             u,
-            unit,
+            _,
             rule,
             weight,
             bias,
@@ -1404,7 +1490,7 @@ class Staged(NamedTuple):
             offset,
             wanted,
         ) = problem
-        call = self.call
+        call, unit = self.call, self.across
         units, shape = call.traversal.units, call.shape
         drawn, momentum = call.varying(
             u, unit.seed if seed is None else seed, momentum
@@ -1500,17 +1586,16 @@ class Staged(NamedTuple):
     def definition(self, state, saved):
         call = self.call
         restored(call, *saved)
-        return by_definition(
+        problem = Normalization(
             saved[0],
-            saved[1],
-            call.bias,
             self.across,
             call.rule,
-            call.axis,
-            None,
-            torch.tensor(state[0]),
-            state[1],
+            saved[1],
+            axis=call.axis,
+            seed=torch.tensor(state[0]),
+            offset=state[1],
         )
+        return by_definition(problem, call.bias)
 
 
 class _Native(Engine):
@@ -1540,10 +1625,10 @@ def _movable(running: tuple[Tensor | None, ...]) -> bool:
 
 
 def _offer(problem: Normalization) -> Call | None:
-    u, dim, rule, weight, bias, axis, given, running, *_ = problem
+    u, unit, rule, weight, bias, axis, given, running, *_ = problem
     if not _movable(running):  # before a seed is drawn
         return None
-    return _here(prepare(u, tuple(dim), weight, bias, rule, axis, given))
+    return _here(prepare(u, unit.dim, weight, bias, rule, axis, given))
 
 
 def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
@@ -1551,10 +1636,10 @@ def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
 
 
 def _offer_across(problem: NormalizationAcross) -> Staged | None:
-    u, unit, rule, weight, bias, axis, _, running, *_ = problem
+    u, _, rule, weight, bias, axis, _, running, *_ = problem
+    unit: Any = problem.unit
     if (
         not _by_channel(u, unit.dim)
-        or unit.centre is not None
         or unit.count > LARGEST
         or not _movable(running)
     ):

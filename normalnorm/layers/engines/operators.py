@@ -21,10 +21,10 @@ from .. import core
 from ..backends import Normalization, along_channels
 from ..core import Rule, Statistics
 from . import native
-from .compiled import _Saved
 from ..functional import tracked_statistics, update_running
 from ..noise import draw_seed
 from ...theory.gradient import Identity, Power
+from ...theory.newton import Over
 
 
 @functools.cache
@@ -111,8 +111,8 @@ def _results(u, weight, bias, seed, dim, *rest):
 def _normalize(
     u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset, kept
 ):
-    dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
-    call = native.prepare(u, dim, weight, bias, rule, axis)
+    rule = _rule(eps, noise, kind, alpha)
+    call = native.prepare(u, tuple(dim), weight, bias, rule, axis)
     if call is not None:
         return native.forward(
             call, u, weight, bias, seed=_number(seed), offset=offset
@@ -122,7 +122,8 @@ def _normalize(
             along_channels(weight, u.ndim),
             along_channels(bias, u.ndim),
         )
-    out, used = core.by_autograd(u, dim, rule, weight, bias, seed, offset)
+    unit = Over(tuple(dim))
+    out, used = core.by_autograd(u, unit, rule, weight, bias, seed, offset)
     found = torch.cat(
         [t.flatten() for t in (used.mean, used.var, *used.parameters)]
     )
@@ -175,19 +176,12 @@ def _normalize_backward(
             if axis is not None
             else (weight, bias)
         )
-        saved = (u, factor, seed, *of_units)
-        found = core._Normalized._gradients(
-            _Saved(
-                saved,
-                dim,
-                rule,
-                offset,
-                None if shift is None else shift.shape,
-                (True, of_weight, of_bias),
-            ),
-            saved,
+        kept = core.Kept((u, factor, seed, *of_units), Over(dim), rule, offset)
+        found = kept.gradients(
+            (True, of_weight, of_bias),
+            None if shift is None else shift.shape,
             grad,
-        )[:3]
+        )
         found = [
             None if g is None else g.view_as(t)
             for g, t in zip(found, (u, weight, bias))
@@ -353,7 +347,7 @@ def _take(problem: Normalization) -> Tensor | None:
     "The results by the operators; None where they are not for it."
     (
         u,
-        dim,
+        unit,
         rule,
         weight,
         bias,
@@ -368,7 +362,6 @@ def _take(problem: Normalization) -> Tensor | None:
     power = rule.gaussianizer
     if (
         wanted
-        or not isinstance(dim, tuple)
         or not isinstance(power, (Power, Identity))
         or isinstance(power, Power)
         and (power.steps > 1 or power.safeguard)
@@ -399,7 +392,7 @@ def _take(problem: Normalization) -> Tensor | None:
         weight,
         bias,
         seed,
-        dim,
+        unit.dim,
         axis,
         rule.eps,
         rule.noise,
@@ -409,7 +402,7 @@ def _take(problem: Normalization) -> Tensor | None:
         native.KEPT,
     )
     if running:
-        units = math.prod(_shape(u, dim))
+        units = math.prod(_shape(u, unit.dim))
         mean, var, lmbda = numbers.detach()[: 3 * units].view(3, units)
         used = Statistics(mean, var, (lmbda,) if alpha else ())
         update_running(
