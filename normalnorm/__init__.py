@@ -9,32 +9,26 @@ and the PyTorch library derived in it.
 __all__ = []
 
 # %% ../nbs/index.ipynb #aba012a3
-# What is public, by the module of normalnorm.layers that has it.
+from ._registered import LAYERS
+
+# What is public, by the module of normalnorm.layers that has it: layers because
+# they are registered, and what is none.
 _MODULES = {
-    "conversion": "LayerNormalNorm2d to_normality to_plain",
-    "decorrelated": "DecorrelatedBatchNorm1d DecorrelatedBatchNorm2d "
-    "DecorrelatedBatchNormalNorm1d DecorrelatedBatchNormalNorm2d",
-    "hybrids": "BatchReNorm EvoNorm2d PropagatedNorm",
-    "normality": "BatchNormalNorm1d BatchNormalNorm2d BatchNormalNorm3d "
-    "GroupNormalNorm InstanceNormalNorm1d InstanceNormalNorm2d "
-    "InstanceNormalNorm3d LayerNormalNorm",
-    "normalizers": "BMLVNorm FilterResponseNorm LMBVNorm RootMeanSquareNorm",
+    "conversion": "to_normality to_plain",
     "prelayer": "PreLayerNormConv1d PreLayerNormConv2d PreLayerNormConv3d "
     "PreLayerNormLinear",
     "proxy_norm": "ProxyNorm",
     "regnorm": "PreRegNormConv1d PreRegNormConv2d PreRegNormConv3d "
     "PreRegNormLinear RegNormConv1d RegNormConv2d RegNormConv3d RegNormLinear "
     "regnorm_penalty",
-    "sync": "SyncBatchNormalNorm",
-    "sync_decorrelated": "SyncDecorrelatedBatchNorm "
-    "SyncDecorrelatedBatchNormalNorm",
     "backends": "set_backend",
     "proxy_conversion": "to_proxy_norm",
 }
+_PLACES = LAYERS | {
+    name: module for module, names in _MODULES.items() for name in names.split()
+}
 _PUBLIC = {
-    name: f"normalnorm.layers.{module}"
-    for module, names in _MODULES.items()
-    for name in names.split()
+    name: f"normalnorm.layers.{module}" for name, module in _PLACES.items()
 }
 __all__ = [*_PUBLIC]
 

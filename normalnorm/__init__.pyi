@@ -20,17 +20,24 @@ from normalnorm.layers.normality import (
     BatchNormalNorm1d,
     BatchNormalNorm2d,
     BatchNormalNorm3d,
-    GroupNormalNorm,
     InstanceNormalNorm1d,
     InstanceNormalNorm2d,
     InstanceNormalNorm3d,
     LayerNormalNorm,
+    GroupNormalNorm,
 )
 from normalnorm.layers.normalizers import (
     BMLVNorm,
-    FilterResponseNorm,
     LMBVNorm,
     RootMeanSquareNorm,
+    FilterResponseNorm,
+)
+from normalnorm.layers.sync import (
+    SyncBatchNormalNorm,
+)
+from normalnorm.layers.sync_decorrelated import (
+    SyncDecorrelatedBatchNorm,
+    SyncDecorrelatedBatchNormalNorm,
 )
 from normalnorm.layers.prelayer import (
     PreLayerNormConv1d,
@@ -52,13 +59,6 @@ from normalnorm.layers.regnorm import (
     RegNormLinear,
     regnorm_penalty,
 )
-from normalnorm.layers.sync import (
-    SyncBatchNormalNorm,
-)
-from normalnorm.layers.sync_decorrelated import (
-    SyncDecorrelatedBatchNorm,
-    SyncDecorrelatedBatchNormalNorm,
-)
 from normalnorm.layers.backends import (
     set_backend,
 )
@@ -68,8 +68,6 @@ from normalnorm.layers.proxy_conversion import (
 
 __all__ = [
     "LayerNormalNorm2d",
-    "to_normality",
-    "to_plain",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNormalNorm1d",
@@ -80,15 +78,20 @@ __all__ = [
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
-    "GroupNormalNorm",
     "InstanceNormalNorm1d",
     "InstanceNormalNorm2d",
     "InstanceNormalNorm3d",
     "LayerNormalNorm",
+    "GroupNormalNorm",
     "BMLVNorm",
-    "FilterResponseNorm",
     "LMBVNorm",
     "RootMeanSquareNorm",
+    "FilterResponseNorm",
+    "SyncBatchNormalNorm",
+    "SyncDecorrelatedBatchNorm",
+    "SyncDecorrelatedBatchNormalNorm",
+    "to_normality",
+    "to_plain",
     "PreLayerNormConv1d",
     "PreLayerNormConv2d",
     "PreLayerNormConv3d",
@@ -103,9 +106,6 @@ __all__ = [
     "RegNormConv3d",
     "RegNormLinear",
     "regnorm_penalty",
-    "SyncBatchNormalNorm",
-    "SyncDecorrelatedBatchNorm",
-    "SyncDecorrelatedBatchNormalNorm",
     "set_backend",
     "to_proxy_norm",
 ]

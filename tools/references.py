@@ -32,12 +32,11 @@ class Reference(nn.Module):
 
     def __init__(self, layer: nn.Module, row: Family, kind: str):
         super().__init__()
-        self.eps, self.momentum = layer.eps, getattr(layer, "momentum", None)
+        self.eps = getattr(layer, "eps", 0.0)
+        self.momentum = getattr(layer, "momentum", None)
         self.axes, self.centred = beside(row, kind), row.centre != ""
         self.ndim, self.at = len(kind.split()), kind.split().index("C")
-        self.of_eps = type(layer.eps)
-        self.groups = getattr(layer, "groups", 1)
-        self.bounds = getattr(layer, "r_max", 0), getattr(layer, "d_max", 0)
+        self.of_eps = type(self.eps)
         self.own = [name for name, _ in layer.named_parameters()]
         for name in ("weight", "bias", "tau", "v"):
             value = getattr(layer, name, None)
@@ -136,57 +135,27 @@ class _Kept(torch.autograd.Function):
         return grad.view_as(x)
 
 
-class Renormalized(Reference):
-    "Batch renormalization; keeps its input, as a batch norm does."
+class ByFormula(Reference):
+    """A layer whose row brings its formula; keeps its input, as PyTorch's fused
+    layers do.
+    """
 
-    def normalized(self, x: Tensor, eps: float) -> Tensor:
-        x, (of_scale, _) = _Kept.apply(x), self.axes
-        mean = self.wide(self.running_mean.clone(), x)
-        std = self.wide(self.running_std.clone(), x)
-        if not self.training:
-            return (x - mean) / std
-        own = x.mean(of_scale, True)
-        root = ((x - own).square().mean(of_scale, True) + eps).sqrt()
-        for name, value in (("mean", own), ("std", root)):
-            self.remembered(name, value, x)
-        r_max, d_max = self.bounds
-        r = (root / std).detach().clamp(1 / r_max, r_max)
-        d = ((own - mean) / std).detach().clamp(-d_max, d_max)
-        return (x - own) / root * r + d
-
-
-class Gated(Reference):
-    "EvoNorm-S0."
-
-    def normalized(self, x: Tensor, eps: float) -> Tensor:
-        parts = x.reshape(len(x), self.groups, -1)
-        var = (parts - parts.mean(2, True)).square().mean(2, True)
-        return (parts / (var + eps).sqrt()).reshape(x.shape) / (
-            1 + torch.exp(-x * self.wide(self.v, x))
-        )
-
-
-class Propagated(Reference):
-    "Normalization propagation."
+    def __init__(self, layer: nn.Module, row: Family, kind: str):
+        super().__init__(layer, row, kind)
+        self.formula = row.reference
+        for name, value in vars(layer).items():
+            if name[0] != "_" and not hasattr(self, name):
+                setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
-        return (self.mapped(x).relu() - (2 * torch.pi) ** -0.5) / (
-            (1 - 1 / torch.pi) / 2
-        ) ** 0.5
-
-
-# where the axes are not all that a formula says
-FORMULAS = {
-    "BatchReNorm": Renormalized,
-    "EvoNorm2d": Gated,
-    "PropagatedNorm": Propagated,
-}
+        if self.training and hasattr(self, "num_batches_tracked"):
+            self.num_batches_tracked += 1
+        return self.formula(self, _Kept.apply(x))
 
 
 def reference(layer: nn.Module, row: Family, kind: str) -> Reference | None:
     "None for layers that are compared with those of torch.nn."
-    cls = FORMULAS.get(row.layer.__name__, Reference)
-    if row.centre is None and cls is Reference:
-        return None
-    return cls(layer, row, kind)
+    if row.reference is not None:
+        return ByFormula(layer, row, kind)
+    return None if row.centre is None else Reference(layer, row, kind)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._registered import LAYERS
 from ..names import near
 
 _WORDS = {
@@ -60,9 +61,13 @@ class Family(NamedTuple):
       each with the value at which nothing changes;
     - `axes`: the inputs it takes, "B C | B C L"; … is any number of positions;
       `unit`: the axes with a set of statistics for each of their elements, G
-      being a group of channels; `centre`: those with a mean for each of their
-      elements, where another set gives the mean that is subtracted, and ""
-      where none is;
+      being a group of channels, None for a layer without statistics; `centre`:
+      those with a mean for each of their elements, where another set gives the
+      mean that is subtracted, and "" where none is;
+    - `reference`: where axes are not all that the layer's formula says, that
+      formula by PyTorch's operations, a function of something with the layer's
+      parameters, buffers and settings, and of an input: for the tests, which
+      compare every row with a second way of computing it;
     - `synchronized`: the class that it gets for several processes, or
       "module:Class" of a later chapter; itself where it is that one;
     - `folds`: whether it is, in evaluation, an affine map, the power transform
@@ -87,12 +92,13 @@ class Family(NamedTuple):
     names: tuple[str, ...] = ()
     plain: type[nn.Module] | str | None = None
     axes: str = ""
-    unit: str = ""
+    unit: str | None = ""
     centre: str | None = None
     synchronized: type[nn.Module] | str | None = None
     beyond: dict[str, float] = {}
     folds: bool = False
     maker: Callable[..., nn.Module] | None = None
+    reference: Callable[[Any, torch.Tensor], torch.Tensor] | None = None
 
     @property
     def make(self) -> Callable[..., nn.Module]:
@@ -158,11 +164,8 @@ def _key(plain: type | str | None) -> type | str | None:
 @functools.cache
 def _import_layers() -> None:
     "Import the package's layers; each gives itself its row."
-    import normalnorm
-
-    for name, module in vars(normalnorm)["_PUBLIC"].items():
-        if "Norm" in name:  # the others are functions
-            importlib.import_module(module)
+    for module in dict.fromkeys(LAYERS.values()):
+        importlib.import_module(f"normalnorm.layers.{module}")
 
 
 def _nearest(cls: type) -> Family | None:
@@ -313,12 +316,12 @@ def _check(row: Family) -> None:
         if (
             set((given or "").split()) - letters - {"G"}
             or cell == "unit"
-            and not given
+            and given == ""
         ):
             refuse(
                 f"has {cell}={given!r}: expected axes of {row.axes!r}, or G "
                 "for a group of channels; there is a set of statistics for "
-                "each of their elements"
+                "each of their elements (None for a layer without statistics)"
             )
     if row.synchronized and not row.over_batch():
         refuse(
@@ -388,6 +391,8 @@ def register(
         layer=layer, names=tuple(names.split()), plain=plain, **cells
     )
     _check(row)
+    if row.unit is None:  # each element for itself
+        row = row._replace(unit=row.axes.split(" | ")[0], centre="")
     _ROWS[layer], key = row, layer.__qualname__
     if (
         layer.__module__ != "__main__"

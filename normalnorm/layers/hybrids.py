@@ -276,7 +276,32 @@ class BatchReNorm(_ChannelNormalNorm):
         )
 
 
-register(BatchReNorm, "renorm", axes="B C …", unit="C")
+def _renormalized(own, u: Tensor) -> Tensor:
+    "Batch renormalization by PyTorch's operations; the averages move."
+    dim, wide = (0, *range(2, u.ndim)), lambda t: along_channels(t, u.ndim)
+    mean, std = wide(own.running_mean.clone()), wide(own.running_std.clone())
+    h = (u - mean) / std
+    if own.training:
+        centre = u.mean(dim, keepdim=True)
+        root = ((u - centre).square().mean(dim, keepdim=True) + own.eps).sqrt()
+        weight = (
+            1 / own.num_batches_tracked
+            if own.momentum is None
+            else own.momentum
+        )
+        for average, value in (
+            (own.running_mean, centre),
+            (own.running_std, root),
+        ):
+            if u.numel():
+                average.lerp_(value.detach().flatten(), weight)
+        r = (root / std).detach().clamp(1 / own.r_max, own.r_max)
+        d = ((centre - mean) / std).detach().clamp(-own.d_max, own.d_max)
+        h = (u - centre) / root * r + d
+    return affine(h, wide(own.weight), wide(own.bias))
+
+
+register(BatchReNorm, "renorm", axes="B C …", unit="C", reference=_renormalized)
 
 
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0014
@@ -371,6 +396,18 @@ class EvoNorm2d(_NormalNorm):
         )
 
 
+def _gated(own, u: Tensor) -> Tensor:
+    "EvoNorm-S0 by PyTorch's operations."
+    weight, bias, v = (
+        along_channels(p, 4) for p in (own.weight, own.bias, own.v)
+    )
+    parts = u.reshape(len(u), own.groups, -1)
+    std = (parts.var(2, correction=0, keepdim=True) + own.eps).sqrt()
+    return affine(
+        (parts / std).reshape(u.shape) * torch.sigmoid(v * u), weight, bias
+    )
+
+
 register(
     EvoNorm2d,
     "evonorm",
@@ -378,6 +415,7 @@ register(
     axes="B C H W",
     unit="B G",
     centre="",
+    reference=_gated,
 )
 
 
@@ -460,7 +498,20 @@ class PropagatedNorm(_NormalNorm):
         return f"{self.num_features}, affine={self.weight is not None}"
 
 
-register(PropagatedNorm, "propagated", axes="B C …", unit="B C …", centre="")
+def _propagated(own, u: Tensor) -> Tensor:
+    "Normalization propagation by PyTorch's operations."
+    weight, bias = (along_channels(p, u.ndim) for p in (own.weight, own.bias))
+    rectified = torch.relu(affine(u, weight, bias))
+    return (rectified - PropagatedNorm.MEAN) / PropagatedNorm.VARIANCE**0.5
+
+
+register(
+    PropagatedNorm,
+    "propagated",
+    axes="B C …",
+    unit=None,
+    reference=_propagated,
+)
 
 # %% ../../nbs/312_layers.hybrids.ipynb #312a0020
 _BESIDE = {
