@@ -239,7 +239,8 @@ def gaussianize(
     `x`: in float32 at least; `unit`: what shares statistics. The values that
     are returned have its shape, the statistics size 1 along the unit's axes.
     Noise and affine map are not applied. `rule`: ε and the transform;
-    `limited`: whether values that the transform could not represent are moved. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
+    `limited`: whether values that the transform could not represent are
+    moved. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
 
     Example:
 
@@ -363,9 +364,8 @@ class Kept:
 
         >>> u = torch.tensor([[1.0, 3.0, 8.0]])
         >>> _, used = normalize(u, Over(1))
-        >>> kept = Kept(
-        ...     (u, None, None, used.mean, used.var, used.lmbda), Over(1), Rule(),
-        ...     0)
+        >>> saved = u, None, None, used.mean, used.var, used.lmbda
+        >>> kept = Kept(saved, Over(1), Rule(), 0)
         >>> kept.noisy().shape, kept.factor()           # without noise
         (torch.Size([1, 3]), 1.0)
         >>> of_u, *_ = kept.gradients((True, False, False), None, u)

@@ -444,7 +444,8 @@ def unwatched() -> bool:
 
         >>> unwatched()
         True
-        >>> _ = torch.func.vmap(lambda x: print(unwatched()) or x)(torch.ones(2))
+        >>> ask = lambda x: print(unwatched()) or x
+        >>> _ = torch.func.vmap(ask)(torch.ones(2))
         False
     """
     return not (

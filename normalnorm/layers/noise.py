@@ -242,7 +242,8 @@ def mean_absolute_deviation(x: Tensor, unit: Over) -> Tensor:
 
     Example:
 
-        >>> mean_absolute_deviation(torch.tensor([[0.0], [1.0], [5.0]]), Over(0))
+        >>> x = torch.tensor([[0.0], [1.0], [5.0]])
+        >>> mean_absolute_deviation(x, Over(0))
         tensor([[2.]])
     """
     x = x.detach()  # what torch.no_grad() would do, a trace forgets

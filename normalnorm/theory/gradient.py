@@ -29,6 +29,7 @@ from normalnorm.theory.newton import (
     check_real,
     newton_estimate,
     number,
+    over,
     upcast,
     standardized_or_nan,
 )
@@ -124,7 +125,7 @@ def newton_lambda_gradient(
         >>> abs(g.mean().item()) < 1e-5, abs((g * k).mean().item()) < 1e-5
         (True, True)
     """
-    unit = Over(dim)
+    unit = over(dim)
     return project(_lambda_gradient(k, unit, alpha, newton), k, unit)
 
 

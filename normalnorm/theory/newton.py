@@ -275,7 +275,7 @@ def nll_derivatives_at_one(
         >>> first.item(), round(second.item(), 4)       # 0, 2(1 − log 2)²
         (0.0, 0.1883)
     """
-    return at_one(k, Over(dim))[:2]
+    return at_one(k, over(dim))[:2]
 
 
 def nll_derivatives(
@@ -619,7 +619,7 @@ def newton_lambda_standardized(
         -0.3907
     """
     check_newton_arguments(alpha, steps)
-    return newton_estimate(k, Over(dim), alpha, steps, safeguard)[0]
+    return newton_estimate(k, over(dim), alpha, steps, safeguard)[0]
 
 
 # %% ../../nbs/220_theory.newton.ipynb #80c117c7

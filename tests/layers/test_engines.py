@@ -13,9 +13,9 @@ from torch._subclasses import FakeTensorMode
 import normalnorm
 from normalnorm.layers import backends, functional
 from normalnorm.layers.engines import compiled
+from normalnorm.theory.newton import Over
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, TORCH
-from normalnorm.theory.newton import Over
 
 ROOT = Path(normalnorm.__file__).parents[1]
 

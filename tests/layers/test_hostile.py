@@ -23,13 +23,14 @@ from normalnorm.layers.backends import (
     normality_norm,
     set_backend,
 )
-from normalnorm.layers.guards import are_concrete
 from normalnorm.layers.core import Rule
 from normalnorm.layers.engines import native
 from normalnorm.layers.folding import FoldedNormality
 from normalnorm.layers.functional import batch_normal_norm
+from normalnorm.layers.guards import are_concrete
 from normalnorm.layers.proxy import proxy_statistics
 from normalnorm.theory.gaussianizers import Chain
+from normalnorm.theory.newton import Over
 from tests.layers.steps import python
 from tools import hostile
 from tools.hostile.situations import CHECKPOINTS, REFUSED, checkpointed

@@ -19,9 +19,9 @@ from normalnorm.layers.normality import (
 )
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.gradient import Identity, Power
+from normalnorm.theory.newton import Over
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, VECTORS
-from normalnorm.theory.newton import Over
 
 pytestmark = [
     FOLLOWS,

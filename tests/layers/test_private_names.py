@@ -404,7 +404,8 @@ for name, ours in hidden.CORE.items():
         hidden.hide(name, value)
         guards = fresh()
         hidden.show()
-        chosen = [n for n in hidden.CORE.values() if hidden.is_public(guards, n)]
+        chosen = [n for n in hidden.CORE.values()
+                  if hidden.is_public(guards, n)]
         assert chosen == [ours], (name, value, chosen)
         assert answers(guards) == expected, (name, value, answers(guards))
 

@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from normalnorm.layers.guards import lies_last
 from normalnorm.layers.folding import fold
+from normalnorm.layers.guards import lies_last
 from tests.state.record import exported
 from tools.rows import trials
 

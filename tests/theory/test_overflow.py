@@ -18,6 +18,7 @@ from normalnorm.layers.core import (
 from normalnorm.theory import gradient
 from normalnorm.theory.curvature import Interval
 from normalnorm.theory.gradient import Power
+from normalnorm.theory.newton import Over
 from normalnorm.theory.overflow import (
     LARGEST_UNIT,
     WeightedPoints,
@@ -25,7 +26,6 @@ from normalnorm.theory.overflow import (
     _phi_and_rho,
 )
 from normalnorm.theory.power_transform import yeo_johnson
-from normalnorm.theory.newton import Over
 
 
 def test_enclosures_contain_the_functions():
