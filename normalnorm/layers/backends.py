@@ -50,6 +50,7 @@ from normalnorm.layers.guards import (
     bound,
     check_channels,
     check_input,
+    check_memory,
     check_precision,
     check_real,
     in_transform,
@@ -514,6 +515,7 @@ class Normalization(NamedTuple):
             check_input(u)
             check_real(**values)
             check_precision(u, weight=weight, bias=bias)
+            check_memory(*values.values())
 
     def arguments(self) -> tuple:
         "Those of `core.normalize`: all tensors broadcast with `u`."

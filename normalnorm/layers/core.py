@@ -515,7 +515,11 @@ class _Normalized(torch.autograd.Function):
 
     @staticmethod
     def forward(u, weight, bias, seed, unit, rule, offset):
-        x, (mean, var, parameters), fitted = gaussianize(upcast(u), unit, rule)
+        # of units in one process only those come here that need no limit
+        limited = unit.apart and not closed(rule.gaussianizer, u, unit)
+        x, (mean, var, parameters), fitted = gaussianize(
+            upcast(u), unit, rule, limited
+        )
         x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
         out = saturating_cast(affine(x, weight, bias), u.dtype)
         outputs = out, mean, var, *parameters

@@ -86,6 +86,7 @@ def update_running(
     values = [value.detach().flatten() for value in values]
     if type(momentum) is not float and not isinstance(momentum, Tensor):
         momentum = number("momentum", momentum)
+    check_memory(*running)
     if not isinstance(momentum, Tensor) and _at_hand(*running, *values):
         for value in values:
             if not math.isfinite(value.dot(value)):
@@ -217,6 +218,7 @@ def normalize_and_track(
     some = problem.unit.apart or problem.u.numel() > 0
     cumulative = momentum is None and some
     if momentum is None:  # its weight is known when the statistics are
+        problem.check()
         problem = problem._replace(running=(), momentum=0.0, wanted=some)
     out, used = normalize(problem)
     if running and some and used is not None:

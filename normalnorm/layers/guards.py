@@ -458,9 +458,7 @@ def are_concrete(*tensors: Tensor | None) -> bool:
     outside of tracing, of torch.func, of modes, of batched gradients and of
     forward-mode differentiation.
 
-    `tensors`: any number of them; None counts as one. Raises `RuntimeError`
-    for one whose memory was freed by `untyped_storage().resize_(0)`, as
-    sharding does between two uses.
+    `tensors`: any number of them; None counts as one.
 
     Example:
 
@@ -476,27 +474,27 @@ def are_concrete(*tensors: Tensor | None) -> bool:
         return False
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
-    freed = None
     try:
-        for t in tensors:
-            if t is not None and not t.data_ptr() and t.numel():
-                if t.untyped_storage().nbytes():
-                    return False
-                freed = t
+        for t in tensors:  # one that was freed has its own too
+            if (
+                t is not None
+                and not t.data_ptr()
+                and t.untyped_storage().nbytes()
+            ):
+                return False
     except RuntimeError:  # a batch of gradients
         return False
-    if freed is not None:
-        raise RuntimeError(
-            f"the memory of a tensor of shape {tuple(freed.shape)} is not "
-            "there: it was freed (resize_(0), as sharding does). Bring it back "
-            "before the layer's forward, and before its backward pass"
-        )
     return not in_dual_level(tensors)
 
 
 def check_memory(*tensors: Tensor | None) -> None:
-    """Raise `RuntimeError` where the memory of a tensor was freed; pass over
-    what has none of its own, or is watched.
+    """Raise `RuntimeError` where the storage of a tensor is smaller than the
+    tensor: freed by `untyped_storage().resize_(0)`, as sharding does between
+    two uses, or cut.
+
+    PyTorch's operations element by element do not ask and read what lies at the
+    address. What has no memory of its own (meta, sparse, subclasses) is passed
+    over.
 
     `tensors`: any number of them; None is passed over, too.
 
@@ -508,7 +506,36 @@ def check_memory(*tensors: Tensor | None) -> None:
         Traceback (most recent call last):
         RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
     """
-    are_concrete(*tensors)
+    if not unwatched():
+        return
+    for x in tensors:
+        if (
+            type(x) not in _PLAIN
+            or x.layout is not torch.strided
+            or x.is_meta
+            or not x.numel()
+        ):
+            continue
+        try:
+            there = x.untyped_storage().nbytes()
+        except RuntimeError:  # a batch of gradients
+            continue
+        # without gaps, as most: this is asked several times in each step
+        beyond = (
+            x.numel()
+            if x.is_contiguous()
+            else 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
+        )
+        needed = x.element_size() * (x.storage_offset() + beyond)
+        if there < needed:
+            raise RuntimeError(
+                "the memory of a tensor of shape "
+                f"{tuple(x.shape)} is not there: it reaches to "
+                f"byte {needed} of a storage of {there}. It was "
+                "freed (resize_(0), as sharding does) or cut: "
+                "bring it back before the layer's forward, and "
+                "before its backward pass"
+            )
 
 
 # %% ../../nbs/229_layers.guards.ipynb #22900013

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..names import near
 from .backends import apart, compute
-from .engines.native import check_saved, check_storage, kinds
+from .engines.native import check_saved, kinds
 from .guards import check_memory
 from .engines import native
 
@@ -357,7 +357,7 @@ class _ByKernel(NamedTuple):
 
     def forward(self, problem: ProxyMoments, keep: bool) -> tuple:
         parameters = tuple(map(native._ready, problem.inputs()))
-        check_storage(*parameters)
+        check_memory(*parameters)
         weight = parameters[0]
         mean, var, jacobian = (
             torch.empty_like(weight),
@@ -377,7 +377,7 @@ class _ByKernel(NamedTuple):
 
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
-        check_storage(*grads)
+        check_memory(*grads)
         *parameters, jacobian = map(native._ready, saved)
         upstream = tuple(
             torch.zeros_like(parameters[0])

@@ -273,7 +273,7 @@ class _GroupedByKernel(NamedTuple):
         try:
             self._run(0, u, None, out, *parameters, self.nodes, kept, *_NONE)
         except native.Different:
-            native.check_storage(u, *parameters)
+            native.check_memory(u, *parameters)
             raise
         return native._as(out, problem.u), (*inputs, kept), None
 
@@ -282,7 +282,7 @@ class _GroupedByKernel(NamedTuple):
             return self._gradients(saved, grads[0], needs)
         except native.Different:
             native.check_saved(saved, self.expected)
-            native.check_storage(*grads)
+            native.check_memory(*grads)
             raise
 
     def _gradients(self, saved, grad, needs) -> tuple[Tensor | None, ...]:

@@ -680,7 +680,6 @@ for _which in (
             before=_freed(_which, _share),
             raises=_which == "input",
             alone=True,
-            composed=_how == "freed",
         )
         S[f"memory: {_which} {_how} before backward"] = Situation(
             between=_freed(_which, _share), alone=True, composed=False

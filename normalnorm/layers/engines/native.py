@@ -23,7 +23,6 @@ __all__ = [
     "traversal",
     "Call",
     "prepare",
-    "check_storage",
     "kinds",
     "check_saved",
     "restored",
@@ -60,6 +59,7 @@ from normalnorm.layers.backends import (
 from ..core import Rule, Statistics, saturating_cast
 from . import compiler
 from .compiler import CompilerError, load
+from ..guards import check_memory
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
 from ...theory.newton import Over, number
@@ -980,45 +980,6 @@ def prepare(
     )
 
 
-def check_storage(*tensors: Tensor | None) -> None:
-    """Raise `RuntimeError` where the storage of a tensor is smaller than the
-    tensor: freed by `untyped_storage().resize_(0)`, as sharding does between
-    two uses, or cut.
-
-    What has no memory of its own (meta, sparse, subclasses) is passed over.
-
-    `tensors`: any number of them; None is passed over, too.
-
-    Example:
-
-        >>> x = torch.ones(4)
-        >>> _ = x.untyped_storage().resize_(0)              # as sharding does
-        >>> check_storage(x)
-        Traceback (most recent call last):
-        RuntimeError: the memory of a tensor of shape (4,) is not there: it ...
-    """
-    for x in tensors:
-        if (
-            type(x) not in (Tensor, torch.nn.Parameter)
-            or x.layout is not torch.strided
-            or x.is_meta
-            or not x.numel()
-        ):
-            continue
-        there = x.untyped_storage().nbytes()
-        beyond = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
-        needed = x.element_size() * (x.storage_offset() + beyond)
-        if there < needed:
-            raise RuntimeError(
-                "the memory of a tensor of shape "
-                f"{tuple(x.shape)} is not there: it reaches to "
-                f"byte {needed} of a storage of {there}. It was "
-                "freed (resize_(0), as sharding does) or cut: "
-                "bring it back before the layer's forward, and "
-                "before its backward pass"
-            )
-
-
 def kinds(tensors: tuple[Tensor | None, ...]) -> tuple:
     """Shape, dtype and device of each, for `check_saved`.
 
@@ -1062,7 +1023,7 @@ def check_saved(
                 "a saved-tensor hook must return what its pack "
                 "function was given"
             )
-    check_storage(*tensors)
+    check_memory(*tensors)
 
 
 def _ready(
@@ -1080,7 +1041,7 @@ def _ready(
         and not x.is_neg()
     ):
         return x  # its memory is measured with its address
-    check_storage(x)
+    check_memory(x)
     return x.detach().resolve_neg().to(dtype).contiguous(memory_format=layout)
 
 
@@ -1255,7 +1216,7 @@ def forward(
             momentum,
         )
     except Different:
-        check_storage(values, weight, bias, *given, *running)
+        check_memory(values, weight, bias, *given, *running)
         raise
     return call.finished(out, u, values, running), numbers
 
@@ -1374,7 +1335,7 @@ def backward(
                 call, upstream, dense, seed, offset, of_weight, of_bias
             )
         except Different:
-            check_storage(upstream, *dense)
+            check_memory(upstream, *dense)
             raise
     if call.ready:
         return found
@@ -1423,7 +1384,7 @@ def _stage(
             count=count,
         )
     except Different:
-        check_storage(*(x for x in tensors if x is not None))
+        check_memory(*(x for x in tensors if x is not None))
         raise
 
 
