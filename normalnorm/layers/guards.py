@@ -510,7 +510,8 @@ def check_memory(*tensors: Tensor | None) -> None:
         return
     for x in tensors:
         if (
-            type(x) not in _PLAIN
+            x is None
+            or type(x) not in _PLAIN
             or x.layout is not torch.strided
             or x.is_meta
             or not x.numel()
