@@ -1,10 +1,8 @@
 """A PyTorch in which private names are called otherwise: gone, or another
 value, for normalnorm's code; PyTorch's own finds them where they were.
 
-Import before normalnorm; the names in HIDDEN, of the environment, are hidden at
-once, in processes that this one starts too.
-`HIDDEN="…" python tests/hidden.py '[…]'` runs cases of `tools.hostile` and
-prints what came out.
+Import before normalnorm. `python tests/hidden.py '[[names, cases], …]'` hides
+names, runs cases of `tools.hostile` and prints what came out.
 """
 
 import json
@@ -141,7 +139,7 @@ def concrete_where() -> list:
     from torch.autograd import forward_ad
 
     import normalnorm
-    from normalnorm.layers.guards import are_concrete
+    from normalnorm.layers.backends import are_concrete
 
     x, layer = torch.randn(8, 3), normalnorm.BatchNormalNorm1d(3)
     found = [are_concrete(x, None)]
@@ -155,29 +153,36 @@ def concrete_where() -> list:
     return found
 
 
-for _name in os.environ.get("HIDDEN", "").split():
-    hide(_name)
-
-if __name__ == "__main__":
+def without(names: list[str], cases: list[list[str]]) -> dict:
+    "What normalnorm does where it does not find these names."
+    for name in names:
+        hide(name)
     from normalnorm.layers import backends, guards
     from normalnorm.theory.newton import Over
     from tools import hostile
 
-    isolated = hostile.Isolated  # what is imported after this module
-    isolated.context.set_forkserver_preload(["hidden", *isolated.preload])
     x = torch.randn(8, 3)
-    print(
-        json.dumps(
-            {
-                "public": [
-                    one for one, ours in CORE.items() if is_public(guards, ours)
-                ],
-                "short": getattr(backends._apply, "__func__", None) is None,
-                "kernel": backends.compute(backends.Normalization(x, Over(0)))
-                is not None,
-                "converted": converted(),
-                "concrete": concrete_where(),
-                **hostile.run_cases(map(tuple, json.loads(sys.argv[1]))),
-            }
-        )
-    )
+    verdicts = {case: hostile.judged(case) for case in map(tuple, cases)}
+    return {
+        "public": [one for one, ours in CORE.items() if is_public(guards, ours)],
+        "short": getattr(backends._apply, "__func__", None) is None,
+        "kernel": backends.compute(backends.Normalization(x, Over(0))) is not None,
+        "converted": converted(),
+        "concrete": concrete_where(),
+        "right": sum(v.word == "right" for v in verdicts.values()),
+        "failures": {
+            " · ".join(case): verdict.text
+            for case, verdict in verdicts.items()
+            if verdict.word == "wrong"
+        },
+    }
+
+
+if __name__ == "__main__":
+    # a process for each: torch is imported once, normalnorm by none before
+    for names, cases in json.loads(sys.argv[1]):
+        if (child := os.fork()) == 0:
+            print(json.dumps([names, without(names, cases)]), flush=True)
+            os._exit(0)
+        _, ended = os.waitpid(child, 0)
+        assert ended == 0, (names, ended)

@@ -64,6 +64,12 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def version() -> str:
+    "What this machine's browser says that it is."
+    asked = [chromium(), "--version"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout
+
+
 def command(browser: str, folder: str, *arguments: str) -> list[str]:
     """The command line: an empty profile in `folder`, and no network; in a
     namespace of its own, where we may make one.

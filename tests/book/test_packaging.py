@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from normalnorm.layers.engines import compiler
+from tests.kernel import compile_once
 from tools import wheel as packing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +31,12 @@ def carrying(once, plain_wheel):
     "The wheel of `make wheel`."
     if not compiler._levels() or not shutil.which("g++"):
         pytest.skip("the kernel is carried for Linux on x86-64, made by g++")
-    folder = once(
-        "carrying wheel", lambda making: packing.carrying(plain_wheel, making)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", compile_once.COMMAND)
+        folder = once(
+            "carrying wheel",
+            lambda making: packing.carrying(plain_wheel, making),
+        )
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -4,6 +4,7 @@ network, at the width of a telephone, in light and dark mode.
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -58,34 +59,68 @@ def pages_of(html):
 SCRIPTS = Path(__file__).parents[1] / "browser"
 
 
+class Looks:
+    """What a browser sees on pages, by each page's bytes, and by the styles,
+    scripts and browser that show it. What was whole is kept in `memory` and not
+    looked at again; what was not is known to this run only.
+    """
+
+    def __init__(self, html: Path, memory: Path, this_run: Path):
+        self.memory, self.this_run = memory, this_run
+        files = [
+            *sorted(p for p in (html / "_static").rglob("*") if p.is_file()),
+            *(SCRIPTS / "page.js", browser.SCRIPT, Path(browser.__file__)),
+        ]
+        self.shown_by = [browser.version(), *(digest_of(p) for p in files)]
+        for folder in (memory, this_run):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def name(self, page: Path) -> str:
+        key = "\n".join([*self.shown_by, digest_of(page)])
+        return f"{page.stem}-{run.digest(key.encode())}.json"
+
+    def of(self, page: Path) -> dict | None:
+        for folder in (self.memory, self.this_run):
+            if (path := folder / self.name(page)).exists():
+                return json.loads(path.read_text(encoding="utf-8"))
+        return None
+
+    def take(self, pages: list[Path]) -> None:
+        found = browser.inspect(
+            pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
+        )
+        for page, report in found.items():
+            folder = self.this_run if report["problems"] else self.memory
+            for older in self.memory.glob(f"{page.stem}-*.json"):
+                older.unlink()
+            text = json.dumps(report)
+            (folder / self.name(page)).write_text(text, encoding="utf-8")
+
+
+def digest_of(path: Path) -> str:
+    return run.digest(path.read_bytes())
+
+
 @pytest.fixture(scope="session")
 def seen(html, shared_folder):
     """Page, in the order of the table of contents, then those outside it → what
     a browser saw at both widths.
 
-    Each page is opened once, for all workers.
+    Each page is opened once, by one of the workers: the second begins at the
+    end.
     """
     listed = [html / f"{page}.html" for page in pages()]
     listed += [p for p in pages_of(html) if p not in listed]
-    kept = shared_folder / "pages.json"
-    with open(shared_folder / "pages.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            found = browser.inspect(
-                listed, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
-            )
-            kept.write_text(
-                json.dumps(
-                    {
-                        p.relative_to(html).as_posix(): report
-                        for p, report in found.items()
-                    }
-                ),
-                encoding="utf-8",
-            )
-    seen = json.loads(kept.read_text(encoding="utf-8"))
-    assert list(seen) == [p.relative_to(html).as_posix() for p in listed]
-    return seen
+    assert len({p.stem for p in listed}) == len(listed)
+    looks = Looks(html, ROOT / "_build" / "seen", shared_folder / "seen")
+    parts = [listed[i : i + 20] for i in range(0, len(listed), 20)]
+    order = 1 if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" else -1
+    for part in parts[::order]:
+        with open(shared_folder / f"{part[0].stem}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if new := [p for p in part if looks.of(p) is None]:
+                looks.take(new)
+    return {p.relative_to(html).as_posix(): looks.of(p) for p in listed}
 
 
 @pytest.fixture
@@ -114,6 +149,39 @@ def test_every_page_is_whole_without_a_network(seen):
         sum(r["equations"] for r in seen.values()) > 100
         and sum(r["figures"] for r in seen.values()) > 5
     )
+
+
+def test_a_page_is_looked_at_again_when_something_of_it_changed(
+    tmp_path, monkeypatch
+):
+    "Itself, a style, or the browser; and as long as it has a problem."
+    (tmp_path / "_static").mkdir()
+    whole, broken = tmp_path / "whole.html", tmp_path / "broken.html"
+    for path in (whole, broken, tmp_path / "_static" / "x.css"):
+        path.write_text("")
+    found = {"whole": {"problems": []}, "broken": {"problems": ["cut off"]}}
+    monkeypatch.setattr(
+        browser, "inspect", lambda ps, *_, **__: {p: found[p.stem] for p in ps}
+    )
+    monkeypatch.setattr(browser, "version", lambda: "Chromium 1")
+    runs = (tmp_path / f"run {i}" for i in range(5))
+    looks = lambda: Looks(tmp_path, tmp_path / "memory", next(runs))
+    first = looks()
+    assert first.of(whole) is first.of(broken) is None
+    first.take([whole, broken])
+    assert [first.of(p) for p in (whole, broken)] == [*found.values()]
+    second = looks()
+    assert second.of(whole) and second.of(broken) is None
+    (tmp_path / "_static" / "x.css").write_text("a {}")
+    third = looks()
+    assert third.of(whole) is None
+    third.take([whole])
+    assert third.of(whole) and second.of(whole) is None
+    whole.write_text("<p>")
+    assert third.of(whole) is None
+    third.take([whole])
+    monkeypatch.setattr(browser, "version", lambda: "Chromium 2")
+    assert third.of(whole) and looks().of(whole) is None
 
 
 @needs_browser

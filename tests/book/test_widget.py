@@ -2,11 +2,9 @@
 what a browser shows is what torch and scipy compute.
 """
 
-import html
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,16 +23,12 @@ from normalnorm.theory.power_transform import (
     yeo_johnson_nll,
 )
 from tools import run as tools
-from tools.browser import expression
+from tools.browser import chromium, expression, visit
 from tools.chapters import chapter
 
-CHROMIUM = (
-    shutil.which("chromium")
-    or shutil.which("chromium-browser")
-    or shutil.which("google-chrome")
-)
+SCRIPTS = Path(__file__).parents[1] / "browser"
 browser = pytest.mark.skipif(
-    CHROMIUM is None,
+    not chromium(),
     reason="no Chromium found: what the interactive "
     "figures show is not checked",
 )
@@ -84,57 +78,38 @@ def fragment(name="210_theory.power_transform"):
     return found
 
 
-def open_page(body, script, folder, *arguments):
-    """What the function of `browser/SCRIPT.js` returns on a page with this
-    body, where no script may fail.
+def open_pages(bodies, script, folder, *arguments):
+    """What the function of `browser/SCRIPT.js` returns on a page with each of
+    these bodies, where no script may fail; the first says nothing on the
+    console. One browser opens them all.
     """
-    page = folder / "page.html"
-    call = expression(Path(__file__).parents[1] / "browser" / f"{script}.js")
+    call = expression(SCRIPTS / f"{script}.js")
     report = (
-        "<pre id='report'></pre><script>document.getElementById('report')"
-        ".textContent = JSON.stringify({errors, value: "
-        f"({call})(...{json.dumps(arguments)})}});</script>"
+        "<script>function report() { return "
+        f"({call})(...{json.dumps(arguments)}); }}"
+        "const before = Object.keys(window);</script>"
     )
-    watch = (
-        "<script>const errors = []; addEventListener('error', e => "
-        "errors.push(e.message)); const before = "
-        "Object.keys(window);</script>"
-    )
-    page.write_text(
-        f"<!doctype html><meta charset=utf-8><body>{watch}{body}{report}",
-        encoding="utf-8",
-    )
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={folder / 'profile'}",
-        "--virtual-time-budget=5000",
-        "--dump-dom",
-        page.as_uri(),
-    ]
-    dom = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    answer = json.loads(
-        html.unescape(
-            re.search(r"<pre id=\"report\">(.*?)</pre>", dom, re.S)[1]
+    addresses = []
+    for i, body in enumerate(bodies):
+        page = folder / f"page{i}.html"
+        page.write_text(
+            f"<!doctype html><meta charset=utf-8><body>{report}{body}",
+            encoding="utf-8",
         )
-    )
-    assert answer["errors"] == []
-    return answer["value"]
+        addresses.append(page.as_uri())
+    seen = visit(addresses, "ask", "w => w.report()", (1280,))
+    first, *others = (seen[address] for address in addresses)
+    assert first["problems"] == []
+    for report in others:  # of a wrong formula: of numbers that are none
+        assert not any("Uncaught" in p for p in report["problems"])
+    return [report["answer"] for report in (first, *others)]
 
 
-def drag(text, steps, folder):
-    """What a figure shows after each step, sliders by name or the selector of a
-    button: outputs by name, sliders, the paths of each panel.
+def drag(texts, steps, folder):
+    """What each figure shows after each step, sliders by name or the selector
+    of a button: outputs by name, sliders, the paths of each panel.
     """
-    return open_page(text, "drag", folder, steps)
+    return open_pages(texts, "drag", folder, steps)
 
 
 def check_figure(text, check, steps, folder, wrong):
@@ -142,10 +117,12 @@ def check_figure(text, check, steps, folder, wrong):
     wrong formula: a pair of what its script says, once, and what stands
     instead.
     """
-    check(drag(text, steps, folder))
-    for right, other in wrong:
+    for right, _ in wrong:
         assert text.count(right) == 1, right
-        shown = drag(text.replace(right, other), steps, folder)
+    others = [text.replace(right, other) for right, other in wrong]
+    shown, *by_others = drag([text, *others], steps, folder)
+    check(shown)
+    for shown in by_others:
         with pytest.raises((AssertionError, IndexError)):
             check(shown)
 
@@ -236,9 +213,8 @@ def test_data_cannot_close_the_script():
 
 @browser
 def test_copies_on_a_page_do_not_meet_and_leave_no_global_name(tmp_path):
-    answer = open_page(
-        fragment() + fragment() + fragment("720_plots"), "copies", tmp_path
-    )
+    text = fragment() + fragment() + fragment("720_plots")
+    (answer,) = open_pages([text], "copies", tmp_path)
     assert answer == {"copies": 3, "first": "0.50", "same": True, "added": []}
 
 
@@ -247,29 +223,20 @@ def test_without_a_script_the_still_figure_is_shown_and_nothing_scrolls(
     tmp_path,
 ):
     narrow = lambda text: f"<div style='width:348px'>{text}</div>"
-    answer = open_page(
-        narrow(fragment() + fragment("720_plots")), "still", tmp_path
-    )
-    assert answer == {"live": True, "still": False, "size": False, "fits": True}
     bare = re.sub(r"<script>.*?</script>", "", fragment(), flags=re.S)
-    assert open_page(narrow(bare), "still", tmp_path) == {
-        "live": False,
-        "still": True,
-        "size": True,
-        "fits": True,
-    }
     printed = fragment().replace("@media print", "@media screen")
-    assert open_page(narrow(printed), "still", tmp_path) == {
-        "live": False,
-        "still": True,
-        "size": True,
-        "fits": True,
-    }
+    texts = fragment() + fragment("720_plots"), bare, printed
+    still = {"live": False, "still": True, "size": True, "fits": True}
+    assert open_pages(map(narrow, texts), "still", tmp_path) == [
+        {"live": True, "still": False, "size": False, "fits": True},
+        still,
+        still,
+    ]
 
 
 @browser
 def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
-    answer = open_page(fragment(), "keyboard", tmp_path)
+    (answer,) = open_pages([fragment()], "keyboard", tmp_path)
     likely = scipy.stats.yeojohnson_normmax(sample().numpy())
     assert answer == {
         "label": "λ",
@@ -414,7 +381,8 @@ def tour(page, amount, noise):
 @browser
 def test_noise_is_seen_in_the_tour(tmp_path):
     steps = [{"amount": 0.6, "noise": noise} for noise in (0, 0.4)]
-    calm, noisy = drag(fragment("010_in_ten_minutes"), steps, tmp_path)
+    text = fragment("010_in_ten_minutes")
+    ((calm, noisy),) = drag([text], steps, tmp_path)
     assert calm["paths"]["after"] != noisy["paths"]["after"]
 
 
@@ -599,14 +567,9 @@ def rule_of_quantiles(page, m, s, n):
 @browser
 def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
     "By the derivatives at 0: c − ½ must be 0 for both bounds to hold there."
-    low, below, formula, above, high = (
-        found["verdict"]
-        for found in drag(
-            fragment("020_how_to_read"),
-            [{"c": c} for c in (0.3, 0.49, 0.5, 0.51, 0.7)],
-            tmp_path,
-        )
-    )
+    steps = [{"c": c} for c in (0.3, 0.49, 0.5, 0.51, 0.7)]
+    (shown,) = drag([fragment("020_how_to_read")], steps, tmp_path)
+    low, below, formula, above, high = (found["verdict"] for found in shown)
     assert formula == "holds"
     assert low == below == "rejected, the difference is negative"
     assert above == high == "rejected, the difference exceeds a³/3"
@@ -960,11 +923,9 @@ def growth(page, *logs):
 
 @browser
 def test_buttons_of_the_growth_figure(tmp_path):
-    here, same = drag(
-        fragment("365_scale_in_training"),
-        ["button.here", "button.same"],
-        tmp_path,
-    )
+    text = fragment("365_scale_in_training")
+    steps = ["button.here", "button.same"]
+    ((here, same),) = drag([text], steps, tmp_path)
     assert here["turn"] == same["turn"] and here["length"] != same["length"]
 
 

@@ -48,7 +48,7 @@ AVERAGING = [
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_crash_and_no_silent_number(part):
     "A part of the table, in processes that have started nothing parallel."
-    found = hostile.run_cases(hostile.table()[part::PARTS])
+    found = hostile.run_cases(hostile.table()[part::PARTS], together=True)
     assert not found["failures"], "\n".join(
         f"{name}: {text}" for name, text in found["failures"].items()
     )

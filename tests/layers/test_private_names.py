@@ -11,7 +11,6 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -300,62 +299,60 @@ WHERE = {
 }
 
 
-def without(*names: str) -> dict:
-    "What `tests/hidden.py` prints."
+def cases_of(names: tuple[str, ...]) -> list[tuple[str, str, str]]:
     every = [label for name in names for label in WHERE[name]] or [
         "input: as it should be"
     ]
-    cases = [
+    return [
         (layer, "full", label)
         for label in every
         for layer in LAYERS
         if layer == "batch2" or not label.startswith("running")
     ]
+
+
+HIDINGS = [(), *((name,) for name in WHERE), tuple(WHERE)]
+
+
+def test_without():
+    """In processes in which normalnorm does not find the names: it is imported,
+    the kernel is used, and situations that concern them come out as they
+    should.
+    """
     said = python(
         ROOT / "tests" / "hidden.py",
-        json.dumps(cases),
+        json.dumps([(names, cases_of(names)) for names in HIDINGS]),
         timeout=600,
-        HIDDEN=" ".join(names),
         PYTHONPATH=PLACES,
     )
-    found = json.loads(said.splitlines()[-1])
-    assert found["cases"] == len(cases) > 0 and found["right"] >= len(cases) / 2
-    return found
-
-
-@pytest.mark.parametrize(
-    "names",
-    [(), *((name,) for name in WHERE), tuple(WHERE)],
-    ids=lambda names: " ".join(names) if len(names) < 2 else "all",
-)
-def test_without(names):
-    """In a fresh process in which normalnorm does not find the names: it is
-    imported, the kernel is used, and situations that concern them come out as
-    they should.
-    """
-    found = without(*names)
-    assert not found["failures"], "\n".join(
-        f"{name}: {text}" for name, text in found["failures"].items()
-    )
-    assert (
-        set(found["public"]) == set(names) & set(HIDDEN)
-        and found["short"] == ("autograd.Function" not in names)
-        and found["kernel"]
-    )
-    assert found["concrete"] == [True, False, False, "FakeTensor", False, False]
-    assert found["converted"] == [
-        [
-            "running_mean",
-            "running_var",
-            "running_lambda",
-            "num_batches_tracked",
-        ],
-        True,
-        True,
-        True,
-        ["it, or the map before it, has hooks"],
-        ["running_mean", "running_covariance", "num_batches_tracked"],
-    ]
+    lines = [json.loads(x) for x in said.splitlines() if x.startswith("[")]
+    assert [tuple(names) for names, _ in lines] == HIDINGS
+    for names, found in lines:
+        assert not found["failures"], (names, found["failures"])
+        assert found["right"] >= len(cases_of(names)) / 2
+        assert set(found["public"]) == set(names) & set(HIDDEN)
+        assert found["short"] == ("autograd.Function" not in names)
+        assert found["kernel"]
+        assert found["concrete"] == [
+            True,
+            False,
+            False,
+            "FakeTensor",
+            *[False] * 2,
+        ]
+        assert found["converted"] == [
+            [
+                "running_mean",
+                "running_var",
+                "running_lambda",
+                "num_batches_tracked",
+            ],
+            True,
+            True,
+            True,
+            ["it, or the map before it, has hooks"],
+            ["running_mean", "running_covariance", "num_batches_tracked"],
+        ]
 
 
 OTHERWISE = """

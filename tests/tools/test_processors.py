@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kernel import record
+from tests.kernel import compile_once, record
 from tools import processors
 
 CHOSEN = [
@@ -74,7 +74,7 @@ PLACES = {
 
 
 @pytest.fixture
-def held(shared_folder):
+def held(shared_folder, monkeypatch):
     """The environment of a process held to an instruction set, with the folder
     of its kernel.
 
@@ -87,12 +87,48 @@ def held(shared_folder):
         if reason := processors.lacking(instructions):
             pytest.skip(reason)
         folder = shared_folder / f"kernel-{instructions}"
+        monkeypatch.setitem(processors.COMPILERS, "gcc", compile_once.COMMAND)
         return (
             processors.environment(instructions, "gcc", folder, threads=2),
             folder,
         )
 
     return to
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
+def test_the_same_is_compiled_once(tmp_path, monkeypatch):
+    """Wherever its source lies; again where a header, an option or the compiler
+    is another; what cannot be compiled is not kept.
+    """
+    monkeypatch.setattr(compile_once, "KEPT", tmp_path / "kept")
+    header = tmp_path / "x.h"
+    header.write_text("#define X 1\n")
+
+    def kept(text="int f() { return X; }", *options, by="g++"):
+        for name in "ab":
+            source, made = (
+                tmp_path / name / f"f.{end}" for end in ("cpp", "o")
+            )
+            source.parent.mkdir(exist_ok=True)
+            source.write_text(f'#include "../x.h"\n{text}\n')
+            made.unlink(missing_ok=True)
+            words = (by, *options, "-c", str(source), "-o", str(made))
+            assert (compile_once.main(*words) == 0) == made.exists()
+        return len([*(tmp_path / "kept").glob("*")])
+
+    assert kept() == kept() == 1
+    assert kept("int f() { return X + 1; }") == 2
+    assert kept("int f() { return X; }", "-O2") == 3
+    assert kept("int f() { return Y; }") == 3
+    header.write_text("#define X 2\n")
+    assert kept() == 4
+    other = tmp_path / "c++"
+    other.write_text('#!/bin/sh\necho another >&2\nexec g++ "$@"\n')
+    other.chmod(0o755)
+    assert kept(by=str(other)) == 5
+    monkeypatch.setattr(compile_once, "MANY", 2)
+    assert kept("int f() { return X + 2; }") == 2
 
 
 @OLDER

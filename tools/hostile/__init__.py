@@ -417,16 +417,25 @@ class Isolated:
         self.pool = None
 
 
-def run_cases(cases: Iterable[Case]) -> dict:
+def run_cases(cases: Iterable[Case], together: bool = False) -> dict:
     """Outcomes: numbers of what was right, refused, not applicable, known; and
     the failures by name.
+
+    `together`: a process is not of one layer. Where a situation may have
+    spoiled it, what goes wrong is judged again in a new one.
     """
     counts, failures = Counter(), {}
-    group = lambda case: (case[0], case[2] if S[case[2]].alone else "")
+    group = lambda case: (
+        "" if together else case[0],
+        case[2] if S[case[2]].alone else "",
+    )
     for _, some in groupby(sorted(cases, key=group), group):
         with Isolated() as call:
             for case in some:
                 verdict = judged(case, call)
+                if together and verdict.word == "wrong" and S[case[2]].alone:
+                    with Isolated() as anew:
+                        verdict = judged(case, anew)
                 counts[verdict.word] += 1
                 if verdict.word == "wrong":
                     failures[" · ".join(case)] = verdict.text
