@@ -37,7 +37,6 @@ from tools import make_fashion_subset, make_stdlib_text
 
 FASHION_SOURCE = Path("/usr/share/datasets/fashion-mnist")
 pytestmark = pytest.mark.usefixtures("no_hub")
-SHIPPED = ("fashion", "digits")
 COLOUR = data.Info(
     "colour",
     "",
@@ -54,18 +53,6 @@ COLOUR = data.Info(
 
 
 # ---- shipped files ----
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_files_are_the_recorded_ones(name):
-    about = data.info(name)
-    content = (data.data_folder() / about.file).read_bytes()
-    assert (
-        hashlib.sha256(content).hexdigest()
-        == about.sha256
-        == data.data_hash(name)
-    )
-    assert len(content) <= 4_000_000
 
 
 @pytest.mark.parametrize(
@@ -95,27 +82,28 @@ def test_tensors_are_those_that_the_committed_results_were_made_with(
 
 
 def test_licence_and_source_lie_beside_the_data():
-    note = (data.data_folder() / "SOURCES.md").read_text(encoding="utf-8")
-    assert (
-        "Zalando" in note
-        and "MIT" in note
-        and "Alpaydin" in note
-        and "CC" in data.info("digits").licence
-        and "Python Software Foundation" in note
-    )
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (
-        data.data_folder() / "PSF-LICENSE.md"
-    ).read_text(encoding="utf-8")
-    for name in (*SHIPPED, "stdlib"):
-        inside = bytes(
-            data.read_archive(
-                data.data_folder() / data.info(name).file, data.data_hash(name)
-            )["note"]
-        ).decode()
-        assert "Licence" in inside and "Source" in inside
-    assert (data.data_folder() / "stdlib.npz").stat().st_size + (
-        data.data_folder() / "PSF-LICENSE.md"
-    ).stat().st_size < 500_000
+    folder = data.data_folder()
+    texts = {
+        file: (folder / file).read_text(encoding="utf-8")
+        for file in ("SOURCES.md", "PSF-LICENSE.md")
+    }
+    for name, largest in (
+        ("fashion", 4e6),
+        ("digits", 4e6),
+        ("stdlib", 5e5 - len(texts["PSF-LICENSE.md"])),
+    ):
+        known = data.info(name)
+        inside = data.read_archive(folder / known.file, known.sha256)["note"]
+        texts[name] = known.licence + bytes(inside).decode()
+        assert (folder / known.file).stat().st_size <= largest
+    for of, words in {
+        "SOURCES.md": ("Zalando", "MIT", "Alpaydin", "Python Software"),
+        "PSF-LICENSE.md": ("PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2",),
+        "digits": ("CC", "Licence", "Source"),
+        "fashion": ("Licence", "Source"),
+        "stdlib": ("Licence", "Source"),
+    }.items():
+        assert [word for word in words if word not in texts[of]] == []
 
 
 @pytest.mark.parametrize(
@@ -148,15 +136,14 @@ def test_damaged_files_are_refused(
 @pytest.mark.parametrize("name", data.dataset_names())
 def test_splits_do_not_change_with_first(name):
     x, y = data.dataset(name, "train")[torch.arange(10)]
-    part = data.load(name, "train", first=10)
-    assert torch.equal(x, part[0]) and torch.equal(y, part[1])
-    part[0].zero_()
-    # callers cannot spoil each other's images
-    assert data.load(name, "train", first=10)[0].abs().sum() > 0
     split = data.dataset(name, "train", first=10)
     inputs, targets = split[torch.tensor([7, 2])]
     assert len(split) == 10
     assert torch.equal(inputs, x[[7, 2]]) and torch.equal(targets, y[[7, 2]])
+    for _ in range(2):  # callers cannot spoil each other's images
+        part = data.load(name, "train", first=10)
+        assert torch.equal(x, part[0]) and torch.equal(y, part[1])
+        part[0].zero_()
     for wrong in (0, -1, 10**7):
         with pytest.raises(ValueError, match="examples"):
             data.dataset(name, "train", first=wrong)
@@ -177,17 +164,14 @@ def test_a_draw_is_decided_by_its_seed(name, first):
     whole = data.dataset(name, "train")  # of which images may be made
     part, labels = data.load(name, "train", first, draw=3)
     positions = data.drawn(whole, first, 3)
-    assert len(set(positions.tolist())) == first == len(part)
-    x, y = whole[positions]
-    assert torch.equal(part, x) and torch.equal(labels, y)
+    assert len(set(positions.tolist())) == first
+    assert all(map(torch.equal, (part, labels), whole[positions]))
     x, y = whole[torch.arange(first)]
     # classes as often as among the first; a text has none
     if name != "stdlib":
         assert torch.equal(labels.bincount(), y.bincount())
-    same, other = (
-        data.load(name, "train", first, draw=seed)[0] for seed in (3, 4)
-    )
-    assert torch.equal(same, part) and not torch.equal(other, part)
+    other, _ = data.load(name, "train", first, draw=4)
+    assert not torch.equal(other, part)
     prints = [
         data.data_hash(name, first=n, draw=seed)
         for n, seed in (
@@ -207,27 +191,6 @@ def test_a_draw_is_decided_by_its_seed(name, first):
     assert torch.equal(data.load(name, "train", first)[0], x)
     if name != "glyphs":  # seconds
         assert torch.equal(data.load(name, "train", draw=9)[0][:first], x)
-
-
-def test_draws_are_the_same_on_every_machine():
-    """RandomState's numbers are fixed by NumPy's promise; rows rest on it."""
-    assert data.data_hash("fashion", first=2000, draw=10).startswith(
-        "b68e9227b4ffd207"
-    )
-    assert data.data_hash("fashion", first=500, draw=10).startswith(
-        "66396056cf7ab25d"
-    )
-
-
-def test_each_example_is_as_likely_as_another():
-    split = data.Tensors(torch.zeros(7, 1), torch.tensor([0, 1, 0, 1, 0, 1, 0]))
-    seen = torch.zeros(7)
-    for seed in range(4000):
-        seen[data.drawn(split, 3, seed)] += 1
-    # two of four examples of class 0, one of three of class 1
-    share = torch.tensor([1 / 2, 1 / 3] * 3 + [1 / 2])
-    deviation = (share * (1 - share) / 4000).sqrt()
-    assert ((seen / 4000 - share).abs() < 4 * deviation).all()
 
 
 @pytest.mark.parametrize(
@@ -292,11 +255,6 @@ def test_unknown_data_names_say_what_is_known(name, hint):
     for known in data.dataset_names(True):
         with pytest.raises(TypeError, match=f"{known} has no option wide"):
             data.dataset(known, "train", wide=3)
-
-
-def test_a_split_needs_as_many_inputs_as_targets():
-    with pytest.raises(data.DataError, match="3 inputs and 2 targets"):
-        data.Tensors(torch.zeros(3, 1), torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -457,13 +415,6 @@ def test_all_glyphs_have_the_recorded_hash():
         content.update(labels.astype(np.uint8).tobytes())
         assert images.dtype == np.uint8 and len(labels) == size
         assert (np.bincount(labels) == size // 100).all()
-        if split == "train":
-            mean, std = (
-                f(images / np.float32(255), axis=(0, 2, 3), dtype=np.float64)
-                for f in (np.mean, np.std)
-            )
-            np.testing.assert_allclose(mean, glyphs._INFO.mean, atol=1e-6)
-            np.testing.assert_allclose(std, glyphs._INFO.std, atol=1e-6)
     assert content.hexdigest() == data.data_hash("glyphs")
 
 
@@ -952,10 +903,14 @@ def test_faults_in_a_stream_are_named(tmp_path):
         encoded(np.zeros((9, 9, 3), np.uint8)),
         {"bytes": b"GIF89a", "path": None},
     ]
-    rows = {"image": images, "label": [5, 6]}
-    parquet(tmp_path, rows, ["damaged"], "image")
+    for name, rows in (
+        ("damaged", {"image": images, "label": [5, 6]}),
+        ("labels", {"image": images[:1] * 2, "label": [5, -1]}),
+    ):
+        parquet(tmp_path, rows, [name], "image")
     for content, words in (
         ((tmp_path / "damaged.parquet").read_bytes(), "row 24 cannot be decod"),
+        ((tmp_path / "labels.parquet").read_bytes(), "label in row 24 is -1"),
         (
             files[2].read_bytes()[:-300] + b"\0" * 300,
             "cannot be read on after example 23|no readable split",
@@ -993,18 +948,6 @@ def test_faults_in_a_stream_are_named(tmp_path):
 def test_what_cannot_be_streamed_is_said(ask, words):
     with pytest.raises(ValueError, match=words):
         ask()
-
-
-@needs_datasets
-def test_labels_in_a_stream_are_checked(tmp_path):
-    images = [encoded(np.zeros((8, 8, 3), np.uint8))] * 3
-    rows = {"image": images, "label": [0, -1, 2]}
-    parquet(tmp_path / "set", rows, ["train"], "image")
-    stream = streams.images(
-        "imagenet", "train", 2, None, tmp_path / "set", size=7
-    )
-    with pytest.raises(data.DataError, match="the label in row 1 is -1"):
-        list(stream)
 
 
 def test_batches_of_any_split():
