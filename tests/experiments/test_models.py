@@ -22,6 +22,7 @@ from normalnorm.layers.normality import (
     BatchNormalNorm2d,
     LayerNormalNorm,
 )
+from tests.refusals import refusals
 
 # One network of each kind, small: name, arguments, shape of a batch.
 SMALL = {
@@ -449,8 +450,7 @@ def test_stochastic_depth_grows_and_instruments_switch_it_off(model):
 # ---- arguments ----
 
 
-@pytest.mark.parametrize(
-    "make, message",
+test_wrong_arguments_are_refused_with_a_reason = refusals(
     [
         (lambda: models.SmallViT(patch=5), "multiple of patch=5"),
         (
@@ -507,11 +507,8 @@ def test_stochastic_depth_grows_and_instruments_switch_it_off(model):
             lambda: models.cost("nothing-like-it"),
             "no model is called 'nothing-like-it'",
         ),
-    ],
+    ]
 )
-def test_wrong_arguments_are_refused_with_a_reason(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_arguments_replace_those_of_the_list_and_leave_it_as_it_is():

@@ -12,6 +12,7 @@ import torch
 from normalnorm.experiments.recipes import random_nets
 from normalnorm.experiments.results import by_arm
 from normalnorm.theory import collapse
+from tests.refusals import refusals
 
 ROWS = Path(__file__).resolve().parents[2] / "results"
 
@@ -99,8 +100,7 @@ def test_net_says_what_is_wrong(shape, change, error, says):
         next(collapse.random_net(torch.ones(shape), **arguments))
 
 
-@pytest.mark.parametrize(
-    "call, error, says",
+test_what_is_refused = refusals(
     [
         (lambda: collapse.chi([1.0]), TypeError, "y is list"),
         (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
@@ -157,11 +157,8 @@ def test_net_says_what_is_wrong(shape, change, error, says):
             TypeError,
             "gamma_std=None",
         ),
-    ],
+    ]
 )
-def test_what_is_refused(call, error, says):
-    with pytest.raises(error, match=says):
-        call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -32,6 +32,7 @@ from normalnorm.theory.tails import (
     tail_nll_derivatives,
 )
 from tests.peers import FOLLOWS
+from tests.refusals import refusals
 
 D = torch.float64
 ALL = (
@@ -476,8 +477,7 @@ def test_bfloat16_and_channels_of_layers():
         )
 
 
-@pytest.mark.parametrize(
-    "call, words",
+test_wrong_arguments_say_what_is_expected = refusals(
     [
         (lambda: rank_scores(torch.randn(3), c=1.0), "c=1.0"),
         (lambda: rank_scores(torch.empty(2, 0)), "at least one element"),
@@ -525,11 +525,8 @@ def test_bfloat16_and_channels_of_layers():
             ),
             "safeguard=True.*gaussianizer=Chain",
         ),
-    ],
+    ]
 )
-def test_wrong_arguments_say_what_is_expected(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
 
 
 # -- iterative gaussianization

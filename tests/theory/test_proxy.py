@@ -21,6 +21,7 @@ from normalnorm.layers.proxy import (
     proxy_statistics,
     quantile_nodes,
 )
+from tests.refusals import refusals
 
 BY_TORCH = {
     "identity": lambda y: y,
@@ -472,8 +473,7 @@ def test_parameters_that_need_no_gradient():
         ]
 
 
-@pytest.mark.parametrize(
-    "wrong, error, words",
+test_errors = refusals(
     [
         (
             {"bias": torch.ones(4)},
@@ -501,12 +501,10 @@ def test_parameters_that_need_no_gradient():
             "element by element",
         ),
     ],
+    lambda wrong: proxy_statistics(
+        **{"weight": torch.ones(3), "bias": torch.ones(3)} | wrong
+    ),
 )
-def test_errors(wrong, error, words):
-    with pytest.raises(error, match=words):
-        proxy_statistics(
-            **{"weight": torch.ones(3), "bias": torch.ones(3)} | wrong
-        )
 
 
 def test_other_default_dtype():
