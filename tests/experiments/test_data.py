@@ -230,32 +230,6 @@ def test_every_set_is_described(name):
 
 
 @pytest.mark.parametrize(
-    "name, hint",
-    [
-        ("fashon", "did you mean fashion"),
-        ("digit", "did you mean digits"),
-        ("cifar", "did you mean cifar10"),
-        ("mnist", "mnist1d"),
-    ],
-)
-def test_unknown_data_names_say_what_is_known(name, hint):
-    for ask in (
-        lambda: data.load(name, "train"),
-        lambda: data.info(name),
-        lambda: data.data_hash(name),
-        lambda: data.dataset(name, "train"),
-    ):
-        with pytest.raises(data.DataError, match=hint):
-            ask()
-    for known in (*data.dataset_names(), "fashion-mnist"):
-        with pytest.raises(ValueError, match="did you mean validation"):
-            data.load(known, "validaton")
-    for known in data.dataset_names(True):
-        with pytest.raises(TypeError, match=f"{known} has no option wide"):
-            data.dataset(known, "train", wide=3)
-
-
-@pytest.mark.parametrize(
     "modules, use, absent",
     [
         (
@@ -295,6 +269,47 @@ def test_import_loads_nothing_slow_or_optional(modules, use, absent):
         f"print([name for name in {absent.split()} if name in sys.modules])"
     )
     assert python("-c", program).stdout == "[]\n"
+
+
+test_unknown_names_and_options_say_what_is_known = refusals(
+    [
+        *(
+            (ask, name, hint)
+            for name, hint in (
+                ("fashon", "did you mean fashion"),
+                ("digit", "did you mean digits"),
+                ("cifar", "did you mean cifar10"),
+                ("mnist", "mnist1d"),
+            )
+            for ask in (
+                lambda name: data.load(name, "train"),
+                data.info,
+                data.data_hash,
+                lambda name: data.dataset(name, "train"),
+            )
+        ),
+        *(
+            (
+                lambda name: data.load(name, "validaton"),
+                name,
+                ValueError,
+                "did you mean validation",
+            )
+            for name in (*data.dataset_names(), "fashion-mnist")
+        ),
+        *(
+            (
+                lambda name: data.dataset(name, "train", wide=3),
+                name,
+                TypeError,
+                f"{name} has no option wide",
+            )
+            for name in data.dataset_names(True)
+        ),
+    ],
+    lambda ask, name: ask(name),
+    error=data.DataError,
+)
 
 
 # ---- the scripts that make the files ----
@@ -936,29 +951,26 @@ def test_faults_in_a_stream_are_named(tmp_path):
             )
 
 
-@needs_datasets
-@pytest.mark.parametrize(
-    "ask, words",
-    [
-        *(
-            (ask, "can be streamed: known are")
-            for ask in (
-                lambda: streams.images("lm1b", "train", 2),
-                lambda: streams.text("cifar10", "train", 2),
-                lambda: streams.images("nothing", "train", 2),
-            )
-        ),
-        (lambda: data.dataset("lm1b", "train"), "streams.text"),
-        (
-            lambda: streams.images("imagenet", "valid", 2),
-            "no split is called",
-        ),
-        (lambda: next(streams.ahead([1], 0)), "depth=0"),
-    ],
+test_what_cannot_be_streamed_is_said = needs_datasets(
+    refusals(
+        [
+            *(
+                (ask, "can be streamed: known are")
+                for ask in (
+                    lambda: streams.images("lm1b", "train", 2),
+                    lambda: streams.text("cifar10", "train", 2),
+                    lambda: streams.images("nothing", "train", 2),
+                )
+            ),
+            (lambda: data.dataset("lm1b", "train"), "streams.text"),
+            (
+                lambda: streams.images("imagenet", "valid", 2),
+                "no split is called",
+            ),
+            (lambda: next(streams.ahead([1], 0)), "depth=0"),
+        ]
+    )
 )
-def test_what_cannot_be_streamed_is_said(ask, words):
-    with pytest.raises(ValueError, match=words):
-        ask()
 
 
 def test_batches_of_any_split():
@@ -1121,14 +1133,24 @@ def test_images_are_needed_for_all_but_mixup():
         aug.augmentation([], COLOUR) is None
         and aug.augmentation((), data.info("mnist1d")) is None
     )
-    with pytest.raises(ValueError, match="mnist1d has no images"):
-        aug.augmentation(["mixup 1", "flip"], data.info("mnist1d"))
     x, y = aug.augmentation(["mixup 1"], data.info("mnist1d"))(
         *data.load("mnist1d", "train", first=6)
     )
     assert x.shape == (6, 1, 40) and y.shape == (6, 10)
-    with pytest.raises(ValueError, match="cannot be cut from images of 9 × 11"):
-        _change("centrecrop 10")(*_batch())
+
+
+test_without_images_and_with_small_ones = refusals(
+    [
+        (
+            lambda: aug.augmentation(["mixup 1", "flip"], data.info("mnist1d")),
+            "mnist1d has no images",
+        ),
+        (
+            lambda: _change("centrecrop 10")(*_batch()),
+            "cannot be cut from images of 9 × 11",
+        ),
+    ]
+)
 
 
 def test_linear_maps_in_a_row_are_one():

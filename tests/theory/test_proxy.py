@@ -105,12 +105,6 @@ def close_to_float64(name, samples=200):
         ).all()
 
 
-@pytest.mark.parametrize("samples", [0, -3, 2.5, True, "200", None])
-def test_numbers_of_nodes_that_are_refused(samples):
-    with pytest.raises(ValueError, match="give a positive number of quantiles"):
-        quantile_nodes(samples)
-
-
 @pytest.mark.parametrize("samples", [1, 2, 200, 333, 3000])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_kernel_is_the_definition(name, samples):
@@ -348,8 +342,24 @@ def test_the_default_is_exact_or_of_1000_quantiles():
         proxy_statistics(*leaves, F.hardswish, samples=1000),
     ):
         assert torch.equal(a, b)
-    with pytest.raises(ValueError, match='samples=.automatic.*or "auto"'):
-        proxy_statistics(*leaves, "relu", samples="automatic")
+
+
+test_numbers_of_nodes_that_are_refused = refusals(
+    [
+        *(
+            (quantile_nodes, samples, "give a positive number of quantiles")
+            for samples in (0, -3, 2.5, True, "200", None)
+        ),
+        (
+            lambda samples: proxy_statistics(
+                *parameters(48, torch.float64), "relu", samples=samples
+            ),
+            "automatic",
+            'samples=.automatic.*or "auto"',
+        ),
+    ],
+    lambda ask, samples: ask(samples),
+)
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")
