@@ -585,8 +585,12 @@ def test_half_the_squared_weights_as_a_penalty_are_weight_decay(changed):
         expected, SMALL, Settings(**PLAIN | changed | {"weight_decay": 0.3})
     )
     rough = 1e-2 if "bf16" in changed.get("precision", "") else 1e-5
-    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=rough, atol=rough * 1e-2)
+    torch.testing.assert_close(
+        [*model.parameters()],
+        [*expected.parameters()],
+        rtol=rough,
+        atol=rough * 1e-2,
+    )
     # the recorded loss is that without the penalty, which has its own entry
     for ours, theirs in zip(found["history"], plain["history"], strict=True):
         assert ours["train_loss"] == pytest.approx(

@@ -78,8 +78,7 @@ def test_axes_and_dtypes():
     flat = igmm(y.reshape(105, 4), 0)
     for found in (igmm(y, (0, 1)), igmm(y.permute(2, 0, 1), (1, -1))):
         assert isinstance(found, LambertFit)
-        for a, b in zip(found, flat):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close([*found], [*flat], rtol=1e-10, atol=1e-12)
     assert igmm(y, -1).delta.shape == (7, 15)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         low = igmm(y.to(dtype).reshape(105, 4), 0)
