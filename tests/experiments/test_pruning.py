@@ -5,7 +5,6 @@ refused, and in which words.
 
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from normalnorm.experiments.recipes import slimming
 from tests.peers import installed
 from tests.refusals import refusals
 
-ROOT = Path(__file__).resolve().parents[2]
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
 EXACT = {
     "batch": nn.BatchNorm2d,

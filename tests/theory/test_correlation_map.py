@@ -1,7 +1,6 @@
 "The correlation map and the covariance field: types, edges, errors."
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from normalnorm.theory.correlation_map import (
 )
 from tests.refusals import refusals
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
 KINDS = {"instance": {"group": 9}}
 
 
