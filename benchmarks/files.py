@@ -5,7 +5,6 @@ threads, which says what made it.
 import json
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 
@@ -43,34 +42,20 @@ def environment(threads: int) -> dict:
 
     `kernel` and `backend` are what computed the layers so far, so this is asked
     when something has been measured."""
-    import torch
-
     import normalnorm
     from normalnorm.experiments.results import provenance
 
     made = provenance()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
     return {
-        "processor": made["processor"],
+        "vectors": made.pop("instructions"),
+        **made,
         **cpuid(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "vectors": made["instructions"],
-        "kernel": made["kernel"],
-        "backend": made["backend"],
         "compiler": processors.first_line(
             *(os.environ.get("CXX") or "g++").split(), "--version"
         ),
-        "source": made["source"],
-        "python": made["python"],
-        "torch": torch.__version__,
         "normalnorm": normalnorm.__version__,
-        "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "pages kept": "MALLOC_TOP_PAD_" in os.environ,
     }

@@ -11,9 +11,9 @@ __all__ = ["ahead", "batches", "Stream", "images", "text"]
 
 # %% ../../nbs/736_experiments.streams.ipynb #404fd497
 import copy
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,41 +43,15 @@ def ahead(items: Iterable[Any], depth: int = 2) -> Iterator[Any]:
     """
     if depth < 1:
         raise ValueError(f"depth={depth}: expected 1 or more")
-    waiting: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(element: Any, error: BaseException | None = None) -> bool:
-        while not stopped.is_set():
-            try:
-                waiting.put((element, error), timeout=0.1)
-                return True
-            except queue.Full:
-                pass
-        return False
-
-    def work() -> None:
-        try:
-            for element in items:
-                if not put(element):
-                    return
-            put(_END)
-        except BaseException as error:
-            # whatever it is, it belongs to the caller
-            put(_END, error)
-
-    thread = threading.Thread(target=work, name="normalnorm-data", daemon=True)
-    thread.start()
+    source, thread = iter(items), ThreadPoolExecutor(1, "normalnorm-data")
+    ask = lambda: thread.submit(next, source, _END)
+    asked = deque(ask() for _ in range(depth))
     try:
-        while True:
-            element, error = waiting.get()
-            if error is not None:
-                raise error
-            if element is _END:
-                return
+        while (element := asked.popleft().result()) is not _END:
+            asked.append(ask())
             yield element
     finally:
-        stopped.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)
 
 
 # %% ../../nbs/736_experiments.streams.ipynb #4769b3f6

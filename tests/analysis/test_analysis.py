@@ -32,6 +32,7 @@ from normalnorm.layers.normality import (
     LayerNormalNorm,
 )
 from tests.peers import installed
+from tests.refusals import refusals
 
 # the smallest sample of each
 INSTRUMENTS = {
@@ -320,11 +321,16 @@ def test_negentropy_of_atoms():
     assert negentropy(x).isfinite()
     x[:7] = 0.5
     assert negentropy(x) == math.inf
-    for m in (0, -1):
-        with pytest.raises(ValueError, match="at least one place"):
-            negentropy(x, m=m)
-    with pytest.raises(ValueError, match="at least 101"):
-        negentropy(x, m=50)
+
+
+test_places_of_negentropy = refusals(
+    [
+        (0, "at least one place"),
+        (-1, "at least one place"),
+        (50, "at least 101"),
+    ],
+    lambda m: negentropy(torch.randn(100), m=m),
+)
 
 
 # ---- what a normalizer computes ----

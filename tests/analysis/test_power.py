@@ -8,6 +8,7 @@ from torch import nn
 
 from normalnorm.analysis import power
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
+from tests.refusals import refusals
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,7 @@ def test_shapes_and_dtypes(shape, dtype):
         assert found.p3.max() == found.p4.max() == 0
 
 
-@pytest.mark.parametrize(
-    "bad, error, says",
+test_what_has_no_power = refusals(
     [
         ([1.0], TypeError, "given list"),
         (torch.ones(2, 3, dtype=torch.int64), TypeError, "int64"),
@@ -44,10 +44,8 @@ def test_shapes_and_dtypes(shape, dtype):
         (torch.ones(2, 3, 0), ValueError, "at least one"),
         (torch.tensor([[1.0, float("nan")]]), ValueError, "NaN or an infinity"),
     ],
+    power.power_decomposition,
 )
-def test_what_has_no_power(bad, error, says):
-    with pytest.raises(error, match=says):
-        power.power_decomposition(bad)
 
 
 def test_meter_refuses_another_layer_and_an_empty_set():
@@ -131,8 +129,7 @@ class Half(nn.Module):
         return self.used(x)
 
 
-@pytest.mark.parametrize(
-    "model, inputs, places, error, says",
+test_what_cannot_be_measured = refusals(
     [
         (nn.ReLU(), [], None, ValueError, "no normalizer: name"),
         (nn.Sequential(nn.ReLU()), [], ["1"], ValueError, "no module '1'"),
@@ -154,7 +151,7 @@ class Half(nn.Module):
             "'idle' was not called: choose",
         ),
     ],
+    lambda model, inputs, places: power.model_power(
+        model, inputs, places=places
+    ),
 )
-def test_what_cannot_be_measured(model, inputs, places, error, says):
-    with pytest.raises(error, match=says):
-        power.model_power(model, inputs, places=places)

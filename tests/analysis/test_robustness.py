@@ -20,6 +20,7 @@ from normalnorm.analysis.robustness import (
 )
 from normalnorm.experiments import models
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
+from tests.refusals import refusals
 
 MEAN, STD = (0.3, 0.5), (0.2, 0.4)
 NETWORKS = {
@@ -48,6 +49,9 @@ def pixels(count=7, seed=3):
     x = torch.rand(count, 2, 8, 8, generator=draw).mul(1.6).sub(0.3).clamp(0, 1)
     mean, std = (torch.tensor(p).reshape(2, 1, 1) for p in (MEAN, STD))
     return ((x - mean) / std, torch.randint(5, (count,), generator=draw))
+
+
+X, Y = pixels(3)
 
 
 def network(make, seed=0):
@@ -306,10 +310,6 @@ def test_training_on_attacked_inputs():
         assert all(p.grad is None for p in model.parameters())
         nn.functional.cross_entropy(model(moved), targets).backward()
         model.zero_grad()
-    with pytest.raises(ValueError, match="eps=-1"):
-        adversarial_step(-1)
-    with pytest.raises(ValueError, match="'cw' is not known"):
-        adversarial_step(0.1, "cw")
 
 
 def test_margin_is_the_largest_of_the_others_less_the_right_one():
@@ -359,7 +359,11 @@ def test_margin_is_the_largest_of_the_others_less_the_right_one():
             r"\(3, 1\)",
         ),
         ({"model": nn.Conv2d(2, 2, 1)}, ValueError, r"\(N, classes\)"),
-        ({"model": nn.LSTM(8, 3)}, ValueError, "expected"),
+        (
+            {"model": nn.LSTM(8, 3), "inputs": X[:, 0]},
+            ValueError,
+            "expected",
+        ),
         (
             {
                 "model": nn.Sequential(
@@ -372,43 +376,62 @@ def test_margin_is_the_largest_of_the_others_less_the_right_one():
     ],
 )
 def test_attacks_refuse_what_makes_no_sense(change, error, says):
-    x, y = pixels(3)
     arguments = {
         "model": network(NETWORKS["batch"]),
-        "inputs": x,
-        "targets": y,
+        "inputs": X,
+        "targets": Y,
         "eps": 0.1,
         **change,
     }
-    if isinstance(arguments["model"], nn.LSTM):
-        arguments["inputs"] = x[:, 0]
     for attack in (fgsm, pgd):
         with pytest.raises(error, match=says):
             attack(**arguments)
 
 
-def test_steps_and_starts_are_checked():
-    model, (x, y) = network(NETWORKS["batch"]), pixels(3)
-    for change, says in (
-        ({"steps": 0}, "steps=0"),
-        ({"steps": 1.5}, "steps"),
-        ({"step": 0.0}, "step=0.0"),
-        ({"start": "mid"}, "mid"),
-        ({"step": -1.0}, "step=-1.0"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            pgd(model, x, y, 0.1, **change)
-    with pytest.raises(ValueError, match="'deepfool' is not known"):
-        robust_accuracy(model, x, y, (0.1,), "deepfool")
-    with pytest.raises(ValueError, match="no inputs"):
-        robust_accuracy(model, x[:0], y[:0], (0.1,))
+class Cut(nn.Flatten):
+    "Scores without a gradient."
+
+    def forward(self, x):
+        return super().forward(x.detach())
 
 
-def test_scores_without_gradient_are_said():
-    class Cut(nn.Linear):
-        def forward(self, x):
-            return super().forward(x.detach())
-
-    for model in (Cut(3, 2), Cut(3, 2).requires_grad_(False)):
-        with pytest.raises(ValueError, match="do not depend on its inputs"):
-            fgsm(model, torch.zeros(2, 3), torch.tensor([0, 1]), 0.1)
+test_steps_starts_and_scores_are_checked = refusals(
+    [
+        (pgd, {"steps": 0}, "steps=0"),
+        (pgd, {"steps": 1.5}, "steps"),
+        (pgd, {"step": 0.0}, "step=0.0"),
+        (pgd, {"start": "mid"}, "mid"),
+        (pgd, {"step": -1.0}, "step=-1.0"),
+        (fgsm, {"model": Cut()}, "do not depend on its inputs"),
+        (
+            fgsm,
+            {"model": nn.Sequential(Cut(), nn.Linear(128, 5))},
+            "do not depend on its inputs",
+        ),
+        (
+            robust_accuracy,
+            {"eps": (0.1,), "attack": "deepfool"},
+            "'deepfool' is not known",
+        ),
+        (
+            robust_accuracy,
+            {"inputs": X[:0], "targets": Y[:0], "eps": (0.1,)},
+            "no inputs",
+        ),
+        (lambda eps, **_: adversarial_step(eps), {"eps": -1}, "eps=-1"),
+        (
+            lambda eps, **_: adversarial_step(eps, "cw"),
+            {},
+            "'cw' is not known",
+        ),
+    ],
+    lambda attack, change: attack(
+        **{
+            "model": network(NETWORKS["batch"]),
+            "inputs": X,
+            "targets": Y,
+            "eps": 0.1,
+            **change,
+        }
+    ),
+)

@@ -18,11 +18,9 @@ PEERS = {
     "sklearn": "scikit-learn",
     "statsmodels": "statsmodels",
     "pingouin": "pingouin",
-    "dcor": "dcor",
     "transformers": "transformers",
     "timm": "timm",
     "torchvision": "torchvision",
-    "curvlinops": "curvlinops-for-pytorch",
     "proxynorm": "proxynorm",
 }
 

@@ -2,8 +2,6 @@
 solver, what a seed draws, and a committed run again.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ import torch
 from normalnorm.experiments import data
 from normalnorm.experiments.recipes import hardness
 from normalnorm.experiments.results import by_arm
-
-RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def _squares(parts, penalty):
@@ -72,7 +68,7 @@ def test_a_committed_run_again():
     """The linear model of one seed, on the images that the seed draws: to two
     images in a thousand, which rounding may move.
     """
-    row = by_arm("glyphs-hardness", out=RESULTS)["linear"][1]
+    row = by_arm("glyphs-hardness")["linear"][1]
     found = hardness.run(row["config"], 1)["metrics"]
     assert found["parameters"] == row["metrics"]["parameters"]
     for split in data.SPLITS:

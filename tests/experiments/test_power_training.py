@@ -1,7 +1,5 @@
 """The recipes of power in training, and their rows."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,6 @@ from torch import nn
 from normalnorm.experiments.recipes import power_training as module
 from normalnorm.experiments.results import by_arm
 from normalnorm.layers.proxy_norm import ProxyNorm
-
-ROWS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_networks_are_what_their_arms_say():
@@ -43,7 +39,7 @@ def test_a_short_run_begins_as_the_rows_do():
     config = module.power_training.arms("book")["LN+WS"]
     short = {"images": 256, "train": config["train"] | {"epochs": 1}}
     found = module.run(config | short, seed=0)
-    kept = by_arm("power-training", out=ROWS)["LN+WS"][0]
+    kept = by_arm("power-training")["LN+WS"][0]
     torch.testing.assert_close(
         torch.tensor(found["start"]),
         torch.tensor(kept["start"]),

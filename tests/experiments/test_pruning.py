@@ -3,8 +3,8 @@ PyTorch's batch norm, for each layer that has a factor for each channel; what is
 refused, and in which words.
 """
 
+import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from normalnorm.analysis import pruning
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.recipes import slimming
 from tests.peers import installed
+from tests.refusals import refusals
 
-ROOT = Path(__file__).resolve().parents[2]
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
 EXACT = {
     "batch": nn.BatchNorm2d,
@@ -205,45 +205,58 @@ def test_smallest():
         (0.99, {"a": 3, "b": 2}, {"a": [0, 2, 5]}),
     ):
         assert pruning.smallest(six, share, groups=groups) == gone
-    with pytest.raises(ValueError, match="cannot be 4 groups"):
-        pruning.smallest(six, 0.5, groups={"a": 4})
-    for change, says in (
-        ((1.0,), "share=1.0"),
-        ((-0.1,), "share=-0.1"),
-        ((0.5, 0), "keep=0"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            pruning.smallest(scores, *change)
-    with pytest.raises(ValueError, match="one finite number"):
-        pruning.smallest({"a": torch.tensor([float("nan")])}, 0.5)
 
 
-@pytest.mark.parametrize(
-    "channels, says",
+test_what_cannot_be_pruned = refusals(
+    [
+        *(
+            (
+                lambda how=how: pruning.smallest({"a": torch.ones(6)}, **how),
+                says,
+            )
+            for how, says in (
+                ({"share": 0.5, "groups": {"a": 4}}, "cannot be 4 groups"),
+                ({"share": 1.0}, "share=1.0"),
+                ({"share": -0.1}, "share=-0.1"),
+                ({"share": 0.5, "keep": 0}, "keep=0"),
+            )
+        ),
+        (
+            lambda: pruning.smallest({"a": torch.tensor([math.nan])}, 0.5),
+            "one finite number",
+        ),
+        (
+            lambda: pruning.gamma_penalty(nn.Sequential(nn.Linear(2, 2))),
+            "affine=False",
+        ),
+        (
+            lambda: (
+                installed("torch_pruning")
+                and pruning.remove_channels(
+                    net(nn.BatchNorm2d), X, {"1": range(6)}
+                )
+            ),
+            "at least one must stay",
+        ),
+    ]
+)
+
+
+test_mask_says_what_is_wrong = refusals(
     [
         ({"9": [0]}, "there are 1, 4"),
         ({"1": [6]}, "from 0 to 5"),
         ({"1": [0, 0]}, "different numbers"),
         ({"1": [-1]}, "from 0 to 5"),
     ],
+    lambda channels: pruning.mask_channels(net(nn.BatchNorm2d), channels),
 )
-def test_mask_says_what_is_wrong(channels, says):
-    with pytest.raises(ValueError, match=says):
-        pruning.mask_channels(net(nn.BatchNorm2d), channels)
-
-
-def test_one_channel_must_stay():
-    installed("torch_pruning")
-    with pytest.raises(ValueError, match="at least one must stay"):
-        pruning.remove_channels(net(nn.BatchNorm2d), X, {"1": range(6)})
 
 
 def test_penalty():
     model = net(nn.BatchNorm2d)
     expected = model[1].weight.abs().sum() + model[4].weight.abs().sum()
     torch.testing.assert_close(pruning.gamma_penalty(model), expected)
-    with pytest.raises(ValueError, match="affine=False"):
-        pruning.gamma_penalty(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_without_the_package(monkeypatch):

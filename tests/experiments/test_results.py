@@ -38,6 +38,7 @@ from tests.experiments.known import (
     python,
 )
 from tests.peers import installed
+from tests.refusals import refusals
 from tools.kills import timeless
 
 
@@ -120,8 +121,7 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "paper, table, words",
+test_printed_tables_that_are_not_kept = refusals(
     [
         ("labatie2020", "CIFAR", "labatie2020.*labatie2021"),
         (2021, "CIFAR", "2021.*labatie2021"),
@@ -129,10 +129,8 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
         ("../labatie2021", "CIFAR", "no tables are kept"),
         ("labatie2021", "CIFER", "CIFER.*CIFAR"),
     ],
+    tables.printed_table,
 )
-def test_printed_tables_that_are_not_kept(paper, table, words):
-    with pytest.raises(ValueError, match=words):
-        tables.printed_table(paper, table)
 
 
 def test_a_printed_table_is_the_callers_own():

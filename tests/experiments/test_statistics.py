@@ -22,10 +22,9 @@ from normalnorm.experiments.statistics import (
     verdicts,
 )
 from tests.peers import installed
+from tests.refusals import refusals
 
-
-@pytest.mark.parametrize(
-    "ask, words",
+test_what_has_no_answer_is_refused = refusals(
     [
         (lambda: summarize([]), "given none"),
         (lambda: detection_power(1, 1.0), "2 seeds"),
@@ -45,11 +44,8 @@ from tests.peers import installed
             )
             for shape in ((1, 4), (4, 1), (4,))
         ),
-    ],
+    ]
 )
-def test_what_has_no_answer_is_refused(ask, words):
-    with pytest.raises(ValueError, match=words):
-        ask()
 
 
 EDGES = [

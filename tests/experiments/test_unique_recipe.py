@@ -14,6 +14,7 @@ from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
 from normalnorm.layers.regnorm import PreRegNormConv2d, RegNormConv2d
 from tests.experiments.test_real_folders import COUNT, as_downloaded, made
+from tests.refusals import refusals
 
 IMAGES = (unique.unique, unique.unique_resnet50, unique.unique_resnet101)
 TEXTS = (language.language_recurrent, language.language_transformer)
@@ -115,18 +116,6 @@ def test_arms_of_text():
         assert {n for n, mark in marks.items() if mark in seen} == (
             {name} - {"none"}
         )
-
-
-def test_a_kind_that_is_not_known_is_refused():
-    for build, config in (
-        (unique.unique_model, unique.unique.scales["smoke"]["Layer"]),
-        (
-            language.language_model,
-            language.language_recurrent.scales["smoke"]["LN"],
-        ),
-    ):
-        with pytest.raises(ValueError, match="'other'.*expected one of"):
-            build({**config, "norm": {"kind": "other"}}, 0)
 
 
 def test_without_averages_the_batch_in_evaluation_counts():
@@ -260,3 +249,20 @@ def test_the_wide_network_before_training(monkeypatch):
             nn.utils.parametrize.is_parametrized(m) == (norm == "Weight")
             for m in convolutions
         )
+
+
+test_a_kind_that_is_not_known_is_refused = refusals(
+    [
+        (
+            unique.unique_model,
+            unique.unique.scales["smoke"]["Layer"],
+            "'other'.*expected one of",
+        ),
+        (
+            language.language_model,
+            language.language_recurrent.scales["smoke"]["LN"],
+            "'other'.*expected one of",
+        ),
+    ],
+    lambda build, config: build({**config, "norm": {"kind": "other"}}, 0),
+)

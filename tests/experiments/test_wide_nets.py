@@ -3,7 +3,6 @@ package: some of them anew. What the chapters say of them their own cells check.
 """
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ from normalnorm.experiments.recipes import wide_nets
 from normalnorm.experiments.results import by_arm
 from normalnorm.theory.correlation_map import correlation_map, slope
 
-OUT = Path(__file__).resolve().parents[2] / "results"
-PEER = by_arm("neural-tangents", out=OUT)
+PEER = by_arm("neural-tangents")
 
 
 def rows(name):
-    return {arm: row for arm, (row,) in by_arm(name, out=OUT).items()}
+    return {arm: row for arm, (row,) in by_arm(name).items()}
 
 
 @pytest.mark.parametrize("name", ["layer norm", "layer norm and proxy"])

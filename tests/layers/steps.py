@@ -9,17 +9,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from normalnorm.checks.layers.sync import in_processes
 from normalnorm.layers.hybrids import BatchReNorm, PropagatedNorm
+from tests.refusals import refusals as refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,19 +79,6 @@ def reloaded(saved, weights_only: bool = True):
     torch.save(saved, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
-
-
-def refusals(table: Iterable) -> Callable:
-    """A test of each row: a call, the error that it must raise, and words of
-    its message.
-    """
-
-    @pytest.mark.parametrize("call, error, words", table)
-    def test(call, error, words):
-        with pytest.raises(error, match=words):
-            call()
-
-    return test
 
 
 def refusal(act: Callable) -> str:

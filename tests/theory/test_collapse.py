@@ -4,7 +4,6 @@ of the chapter.
 """
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ import torch
 from normalnorm.experiments.recipes import random_nets
 from normalnorm.experiments.results import by_arm
 from normalnorm.theory import collapse
-
-ROWS = Path(__file__).resolve().parents[2] / "results"
+from tests.refusals import refusals
 
 
 def test_rate():
@@ -99,8 +97,7 @@ def test_net_says_what_is_wrong(shape, change, error, says):
         next(collapse.random_net(torch.ones(shape), **arguments))
 
 
-@pytest.mark.parametrize(
-    "call, error, says",
+test_what_is_refused = refusals(
     [
         (lambda: collapse.chi([1.0]), TypeError, "y is list"),
         (lambda: collapse.chi(torch.ones(3)), ValueError, r"\(3,\): expected"),
@@ -157,11 +154,8 @@ def test_net_says_what_is_wrong(shape, change, error, says):
             TypeError,
             "gamma_std=None",
         ),
-    ],
+    ]
 )
-def test_what_is_refused(call, error, says):
-    with pytest.raises(error, match=says):
-        call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -195,7 +189,7 @@ def test_the_rows_are_of_the_size_that_the_text_says():
     made = {
         arm: row
         for name in ("collapse", "collapse-cures")
-        for arm, (row,) in by_arm(name, out=ROWS).items()
+        for arm, (row,) in by_arm(name).items()
     }
     for width, nets in {64: 256, 128: 128, 256: 64, 512: 32}.items():
         for kind in ("ReLU", "identity"):
@@ -208,7 +202,7 @@ def test_the_rows_are_of_the_size_that_the_text_says():
         row["wall_seconds"]
         for row in (
             *made.values(),
-            *sum(by_arm("collapse-training", out=ROWS).values(), []),
+            *sum(by_arm("collapse-training").values(), []),
         )
     ]
     assert sum(seconds) < 900
@@ -224,15 +218,13 @@ def test_few_networks_are_like_those_of_the_rows():
     config = random_nets.collapse_nets.arms("book")["ReLU"]
     found = random_nets.run(config | {"depth": 3, "nets": 2}, 0)
     assert found["nets"] == 2 and len(found["p1"]) == len(found["left"]) == 3
-    (kept,) = by_arm("collapse", out=ROWS)["ReLU"]
+    (kept,) = by_arm("collapse")["ReLU"]
     for mean, whole, sd in zip(found["p1"], kept["p1"], kept["p1_sd"]):
         assert abs(mean - whole) < 4 * sd + 1e-4
 
 
 def test_rows_of_the_cures():
-    found = {
-        cure: row for cure, (row,) in by_arm("collapse-cures", out=ROWS).items()
-    }
+    found = {cure: row for cure, (row,) in by_arm("collapse-cures").items()}
     for row in found.values():
         assert row["nets"] == 32 and len(row["p1_most"]) == 30
         for parts in zip(*(row[f"p{k}"] for k in range(1, 5))):

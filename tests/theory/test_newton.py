@@ -17,6 +17,7 @@ from normalnorm.theory.newton import (
     newton_lambda,
     standardized,
 )
+from tests.refusals import refusals
 
 
 def test_the_guaranteed_gain_is_that_of_its_bound():
@@ -89,8 +90,7 @@ def test_gradient_reaches_the_input_through_every_option():
         )
 
 
-@pytest.mark.parametrize(
-    "bad, error, words",
+test_bad_input = refusals(
     [
         (
             lambda: newton_lambda(torch.arange(3), -1),
@@ -118,11 +118,8 @@ def test_gradient_reaches_the_input_through_every_option():
             ValueError,
             "steps",
         ),
-    ],
+    ]
 )
-def test_bad_input(bad, error, words):
-    with pytest.raises(error, match=words):
-        bad()
 
 
 @pytest.mark.parametrize(

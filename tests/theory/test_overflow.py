@@ -177,8 +177,7 @@ def test_a_law_is_a_sample():
     x, of_law = normality_norm(atoms, law)
     y, of_sample = normality_norm(sample, (0,))
     torch.testing.assert_close(x.repeat_interleave(counts), y)
-    for a, b in zip(of_law, of_sample):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close([*of_law], [*of_sample])
     assert len(of_law.parameters) == 1
 
 

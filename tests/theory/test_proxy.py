@@ -21,6 +21,7 @@ from normalnorm.layers.proxy import (
     proxy_statistics,
     quantile_nodes,
 )
+from tests.refusals import refusals
 
 BY_TORCH = {
     "identity": lambda y: y,
@@ -102,12 +103,6 @@ def close_to_float64(name, samples=200):
             (g - e).abs()
             <= 40 * ROUNDING * (1 + size * (1 + size.clamp(max=30)))
         ).all()
-
-
-@pytest.mark.parametrize("samples", [0, -3, 2.5, True, "200", None])
-def test_numbers_of_nodes_that_are_refused(samples):
-    with pytest.raises(ValueError, match="give a positive number of quantiles"):
-        quantile_nodes(samples)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 200, 333, 3000])
@@ -340,15 +335,32 @@ def test_the_default_is_exact_or_of_1000_quantiles():
     leaves = parameters(48, torch.float64)
     for name in ACTIVATIONS:
         exact = proxy_statistics(*leaves, name, samples=None)
-        for a, b in zip(proxy_statistics(*leaves, name), exact):
-            assert torch.equal(a, b)
-    for a, b in zip(
-        proxy_statistics(*leaves, F.hardswish),
-        proxy_statistics(*leaves, F.hardswish, samples=1000),
-    ):
-        assert torch.equal(a, b)
-    with pytest.raises(ValueError, match='samples=.automatic.*or "auto"'):
-        proxy_statistics(*leaves, "relu", samples="automatic")
+        assert all(map(torch.equal, proxy_statistics(*leaves, name), exact))
+    assert all(
+        map(
+            torch.equal,
+            proxy_statistics(*leaves, F.hardswish),
+            proxy_statistics(*leaves, F.hardswish, samples=1000),
+        )
+    )
+
+
+test_numbers_of_nodes_that_are_refused = refusals(
+    [
+        *(
+            (quantile_nodes, samples, "give a positive number of quantiles")
+            for samples in (0, -3, 2.5, True, "200", None)
+        ),
+        (
+            lambda samples: proxy_statistics(
+                *parameters(48, torch.float64), "relu", samples=samples
+            ),
+            "automatic",
+            'samples=.automatic.*or "auto"',
+        ),
+    ],
+    lambda ask, samples: ask(samples),
+)
 
 
 @pytest.mark.filterwarnings("ignore:var_mean")
@@ -472,8 +484,7 @@ def test_parameters_that_need_no_gradient():
         ]
 
 
-@pytest.mark.parametrize(
-    "wrong, error, words",
+test_errors = refusals(
     [
         (
             {"bias": torch.ones(4)},
@@ -501,12 +512,10 @@ def test_parameters_that_need_no_gradient():
             "element by element",
         ),
     ],
+    lambda wrong: proxy_statistics(
+        **{"weight": torch.ones(3), "bias": torch.ones(3)} | wrong
+    ),
 )
-def test_errors(wrong, error, words):
-    with pytest.raises(error, match=words):
-        proxy_statistics(
-            **{"weight": torch.ones(3), "bias": torch.ones(3)} | wrong
-        )
 
 
 def test_other_default_dtype():

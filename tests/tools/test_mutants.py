@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutants import ROOT
 from tools.mutants import __main__ as command
 from tools.mutants import kernel, python
 
-ROOT = Path(__file__).resolve().parents[2]
 AVX2 = ["g++", "-march=x86-64-v3"]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
 TOY = """def left_alone(f):

@@ -144,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
                 )
         given.into.with_suffix(".part").rename(given.into)
         return 0
+    from normalnorm.experiments.results import provenance
     from tools.export import write_checks
 
     write_checks()
@@ -176,11 +177,9 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         print("the tests fail without a mutant:", *missing)
     if given.record:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT,
-                                capture_output=True, text=True)  # fmt: skip
         about = {
             "date": time.strftime("%Y-%m-%d"),
-            "commit": commit.stdout.strip(),
+            "commit": provenance()["commit"],
             "seed": given.seed,
             "not run": missing,
             "packages": summary(rows),
