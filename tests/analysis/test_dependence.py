@@ -4,6 +4,7 @@ installed, plain loops and tables where not, what is refused, what is kept.
 
 import math
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -137,6 +138,25 @@ def test_points_on_a_plane_have_no_statistic():
 # ---- mutual information ----
 
 
+def test_mutual_information_equals_scikit_learn():
+    mutual_info_regression = installed(
+        "sklearn.feature_selection"
+    ).mutual_info_regression
+    x, z = np.random.default_rng(0).normal(size=(2, 1500))
+    for y in (x + z, np.sin(3 * x) + 0.1 * z):
+        # it adds noise of 1e-10, which may move a count
+        expected = mutual_info_regression(
+            x[:, None], y, n_neighbors=4, random_state=0
+        )[0]
+        assert (
+            abs(
+                mutual_information(torch.tensor(x), torch.tensor(y), k=4).item()
+                - expected
+            )
+            < 1e-5
+        )
+
+
 @given(
     st.integers(5, 40),
     st.integers(1, 3),
@@ -165,8 +185,15 @@ def test_both_ways_of_finding_neighbours_agree(n, p, q, variant, k, seed):
     )
 
 
-def test_no_information_lies_beyond_a_correlation_of_one():
-    x = torch.randn(10, 1000, dtype=torch.float64)
+def test_information_beyond_correlation():
+    x, z = torch.randn(2, 10, 1000, dtype=torch.float64)
+    assert abs(excess_mutual_information(x, 2 * x + z).mean().item()) < 0.03
+    assert (
+        excess_mutual_information(
+            x, x * (torch.rand_like(x) < 0.5).double().mul(2).sub(1)
+        ).min()
+        > 1
+    )
     assert excess_mutual_information(x, 3 - x).isnan().all()
 
 
@@ -206,6 +233,37 @@ def test_the_fast_sum_equals_tables_whatever_the_ties(n, values, seed):
     assert math.isnan(found) or abs(found - expected[1]) < 1e-7 * max(
         1, abs(expected[1])
     )
+
+
+def test_distance_correlation_equals_dcor(monkeypatch):
+    # as plain Python: to compile what is called four times takes 17 seconds
+    if "dcor" not in sys.modules:
+        monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+        # that switch forgets this one
+        monkeypatch.setattr(
+            installed("numba"),
+            "guvectorize",
+            lambda *signature, **options: lambda function: function,
+        )
+    dcor = installed("dcor")
+    x, z = np.random.default_rng(0).normal(size=(2, 500))
+    for y in (z, x**2 + z):
+        assert (
+            abs(
+                distance_correlation(torch.tensor(x), torch.tensor(y)).item()
+                - dcor.distance_correlation(x, y)
+            )
+            < 1e-10
+        )
+        assert (
+            abs(
+                unbiased_distance_correlation(
+                    torch.tensor(x), torch.tensor(y)
+                ).item()
+                - dcor.u_distance_correlation_sqr(x, y)
+            )
+            < 1e-10
+        )
 
 
 def test_distance_correlation_of_many_points_keeps_no_table():

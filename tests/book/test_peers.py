@@ -18,9 +18,11 @@ PEERS = {
     "sklearn": "scikit-learn",
     "statsmodels": "statsmodels",
     "pingouin": "pingouin",
+    "dcor": "dcor",
     "transformers": "transformers",
     "timm": "timm",
     "torchvision": "torchvision",
+    "curvlinops": "curvlinops-for-pytorch",
     "proxynorm": "proxynorm",
 }
 
