@@ -164,9 +164,12 @@ def without(names: list[str], cases: list[list[str]]) -> dict:
     x = torch.randn(8, 3)
     verdicts = {case: hostile.judged(case) for case in map(tuple, cases)}
     return {
-        "public": [one for one, ours in CORE.items() if is_public(guards, ours)],
+        "public": [
+            one for one, ours in CORE.items() if is_public(guards, ours)
+        ],
         "short": getattr(backends._apply, "__func__", None) is None,
-        "kernel": backends.compute(backends.Normalization(x, Over(0))) is not None,
+        "kernel": backends.compute(backends.Normalization(x, Over(0)))
+        is not None,
         "converted": converted(),
         "concrete": concrete_where(),
         "right": sum(v.word == "right" for v in verdicts.values()),
