@@ -12,6 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 WORKSHOP = 7  # the part whose chapters every other chapter may import
 APPENDICES = 9  # pages about the book: they are not run elsewhere
+HANDBOOK = "Handbook · "  # so begin the captions of its parts
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,22 @@ def pages(root: Path = ROOT) -> list[str]:
     return [page for _, listed in parts(root) for page in listed]
 
 
+def halves(root: Path = ROOT) -> dict[str, list[tuple[str, list[str]]]]:
+    "The parts of the book, and those of the handbook without that word."
+    found: dict[str, list] = {"The book": [], "The handbook": []}
+    for caption, listed in parts(root):
+        half = "The handbook" if caption.startswith(HANDBOOK) else "The book"
+        found[half].append((caption.removeprefix(HANDBOOK), listed))
+    return found
+
+
+def handbook(root: Path = ROOT) -> list[str]:
+    "The pages of the handbook, its front page first; all others are the book."
+    return [
+        page for _, listed in halves(root)["The handbook"] for page in listed
+    ]
+
+
 def chapters(root: Path = ROOT) -> list[Chapter]:
     """Every notebook of the table of contents, in reading order, the landing
     page first.
@@ -176,11 +193,13 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
 
 
 def build_order(root: Path = ROOT) -> list[Chapter]:
-    """The chapters in the order in which one builds on another: the landing
-    page, the workshop, then the others, each in reading order.
+    """The chapters in the order in which one builds on another, which is that
+    of their numbers, wherever they are read: the landing page, the workshop,
+    then the others.
     """
     return sorted(
-        chapters(root), key=lambda c: (c.part is not None, c.part != WORKSHOP)
+        chapters(root),
+        key=lambda c: (c.part is not None, c.part != WORKSHOP, c.name),
     )
 
 

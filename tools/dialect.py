@@ -294,8 +294,8 @@ def chapter_titles(output: dict, folder: Path) -> set[Path]:
         read.add(path := folder / f"{match[1]}.ipynb")
         return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
 
-    if "text/html" in data:
-        data["text/html"] = CHAPTER_LINK.sub(link, "".join(data["text/html"]))
+    for kind in {"text/html", "text/markdown"} & set(data):
+        data[kind] = CHAPTER_LINK.sub(link, "".join(data[kind]))
     return read
 
 
@@ -845,7 +845,8 @@ def number_equations(app, pagename, templatename, context, doctree):
 
 def number_as_files() -> None:
     """A chapter's number is that of its file, on the page, in the side bar, in
-    figures and equations; Sphinx would count the chapters.
+    figures and equations; Sphinx would count the chapters, and pages that have
+    no number.
     """
     from docutils import nodes
     from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
@@ -859,17 +860,18 @@ def number_as_files() -> None:
         counted(self, env)
         for page, found in env.toc_secnumbers.items():
             file = re.match(r"\d+(?=_)", page.rsplit("/", 1)[-1])
-            if file:
-                env.toc_secnumbers[page] = {
-                    anchor: number and (file[0], *number[1:])
-                    for anchor, number in found.items()
-                }
-                for node in (
-                    env.titles[page],
-                    *env.tocs[page].findall(nodes.reference),
-                ):
-                    if node.get("secnumber"):
-                        node["secnumber"] = [file[0], *node["secnumber"][1:]]
+            own = lambda number: (
+                (file[0], *number[1:]) if file and number else None
+            )
+            env.toc_secnumbers[page] = {
+                anchor: own(number) for anchor, number in found.items()
+            }
+            for node in (
+                env.titles[page],
+                *env.tocs[page].findall(nodes.reference),
+            ):
+                if node.get("secnumber"):
+                    node["secnumber"] = own(node["secnumber"])
         return [
             page
             for page, found in env.toc_secnumbers.items()
@@ -928,7 +930,8 @@ def setup(app):
 
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
-    app.setup_extension("tools.launch")
+    for own in ("launch", "names", "sidebar"):
+        app.setup_extension(f"tools.{own}")
     number_as_files()
     one_tree_for_many_references()
     own = "".join(

@@ -28,7 +28,15 @@ from pathlib import Path
 import yaml
 
 from tools import markup
-from tools.chapters import ROOT, Chapter, chapters, parts
+from tools.chapters import (
+    ROOT,
+    Chapter,
+    build_order,
+    chapters,
+    halves,
+    handbook,
+    pages,
+)
 from tools.dialect import KERNEL, LEADING, directives, without_directives
 
 # The files of the package that are written by hand.
@@ -125,7 +133,7 @@ def kernel_cells(root: Path) -> list[tuple[Chapter, int, str]]:
     """
     found = [
         (c, i, "".join(cell["source"]))
-        for c in chapters(root)
+        for c in build_order(root)
         for i, cell in enumerate(c.cells())
         if cell["cell_type"] == "raw"
     ]
@@ -202,7 +210,8 @@ class Readme(markup.Writer):
         return super().citation(piece) if piece.named else ""
 
     def link(self, piece: markup.Link) -> str:
-        nbs = "nbs/" * bool(re.fullmatch(r"\d{3}_[\w.]+\.ipynb", piece.target))
+        page = re.fullmatch(r"(?:\d{3}_[\w.]+\.ipynb|\w+\.md)", piece.target)
+        nbs = "nbs/" * bool(page)
         return f"[{self.inline(piece.words)}]({nbs}{piece.target})"
 
     def division(self, block: markup.Division) -> str:
@@ -283,21 +292,44 @@ def readme(root: Path) -> str:
 
 def quarto(root: Path) -> str:
     """_quarto.yml: the chapters of _toc.yml for users of Quarto, as a website
-    (a Quarto book wants its index at the root).
+    (a Quarto book wants its index at the root) with a sidebar for each half.
     """
     path = lambda page: (
         page + (".md" if (root / f"{page}.md").exists() else ".ipynb")
     )
-    (_, landing), *listed = [
-        (caption, list(map(path, pages))) for caption, pages in parts(root)
-    ]
-    files = [*landing, *(page for _, pages in listed for page in pages)]
-    sections = [{"section": c, "contents": pages} for c, pages in listed]
+    files = lambda listed: list(map(path, listed))
+    both = {
+        half: [
+            entry
+            for caption, listed in of
+            for entry in (
+                [{"section": caption, "contents": files(listed)}]
+                if caption
+                else files(listed)
+            )
+        ]
+        for half, of in halves(root).items()
+        if of
+    }
+    fronts = pages(root)[:1] + handbook(root)[:1]
     document = {
-        "project": {"type": "website", "output-dir": "_docs", "render": files},
+        "project": {
+            "type": "website",
+            "output-dir": "_docs",
+            "render": files(pages(root)),
+        },
         "website": {
             "title": "normalnorm",
-            "sidebar": {"style": "docked", "contents": [*landing, *sections]},
+            "navbar": {
+                "left": [
+                    {"text": half, "href": front}
+                    for half, front in zip(both, files(fronts))
+                ]
+            },
+            "sidebar": [
+                {"title": half, "style": "docked", "contents": contents}
+                for half, contents in both.items()
+            ],
         },
         "bibliography": "references.bib",
         "format": {"html": {"theme": {"light": "cosmo", "dark": "darkly"}}},

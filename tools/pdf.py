@@ -3,8 +3,8 @@
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
 export its signature, a figure itself. What is looked up rather than read stays
-on its pages: the workshop, the ledger's two long tables, the API. The contents
-name it.
+on its pages: the handbook, the contents by name, the ledger's two long tables.
+The contents name it.
 
 The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
 gets the name of its page in front, so that links within the book stay links and
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from tools import browser
-from tools.chapters import ROOT, WORKSHOP, Chapter, parts
+from tools.chapters import ROOT, Chapter, handbook, parts
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
@@ -35,8 +35,8 @@ SECONDS = 900  # a minute and a half on two quiet cores
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = Path(__file__).with_name("print.css")
-# looked up, not read: `normalnorm verify` and the docstrings have most of it
-LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/api")
+# looked up, not read: `normalnorm verify` has most of it
+LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/contents")
 
 
 def printed() -> list[tuple[str, list[str]]]:
@@ -48,10 +48,7 @@ def printed() -> list[tuple[str, list[str]]]:
 
 
 def is_printed(page: str) -> bool:
-    return (
-        page not in LEFT_OUT
-        and Chapter(page.rsplit("/", 1)[-1]).part != WORKSHOP
-    )
+    return page not in (*LEFT_OUT, *handbook())
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -308,10 +305,10 @@ def head() -> str:
 
 
 FRONT = """<div class="front"><h1>normalnorm</h1><p>The book of the package, as
-it was rendered</p><p>Not printed are folded code, the part on how the book is
-made, the tables of all claims and of their coverage, and the API. They are on
-the book's pages; code and API are in the package <code>normalnorm</code>, too,
-and <code>normalnorm verify</code> runs every check and prints the
+it was rendered</p><p>Not printed are folded code, the handbook, the contents by
+name, and the tables of all claims and of their coverage. They are on the book's
+pages; the code is in the package <code>normalnorm</code>, too, and
+<code>normalnorm verify</code> runs every check and prints the
 claims.</p></div>"""
 
 

@@ -19,7 +19,7 @@ from bs4 import BeautifulSoup
 
 from tests.book import toy
 from tools import browser, build, launch, links, pdf, plain, run
-from tools.chapters import ROOT, chapters, pages, renamed
+from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -223,22 +223,57 @@ def test_navigation(asked):
         assert len(r["launch"]) == (2 if name in launched else 0), name
 
 
+SEARCHES = {
+    "ProxyNorm": "415_layers.proxy_norm",
+    "PreLayerNorm": "430_layers.prelayer",
+    "RegNorm": "440_layers.regnorm",
+    "EvoNorm": "312_layers.hybrids",
+    "filter response": "310_layers.normalizers",
+    "decorrelated": "252_layers.decorrelated",
+    "whitening": "250_theory.whitening",
+    "Lambert W": "262_theory.lambert",
+    "Yeo-Johnson": "210_theory.power_transform",
+    "gradient confusion": "455_analysis.gradients",
+    "noise": "228_layers.noise",
+    "Newton step": "220_theory.newton",
+    "misprint": "920_errata",
+}
+
+
 @needs_browser
-@pytest.mark.parametrize(
-    "words, page",
-    [
-        ("Newton step", "220_theory.newton.html"),
-        ("BatchNormalNorm2d", "240_layers.normality.html"),
-        ("misprint", "920_errata.html"),
-    ],
-)
-def test_search_finds(html, words, page):
-    "Without a server and without a network."
-    address = (html / "search.html").as_uri() + f"?q={words.replace(' ', '+')}"
-    assert any(
-        page in result
-        for result in browser.ask([address], SCRIPTS / "search.js")[address]
-    )
+def test_search_finds_the_page_of_a_name(html):
+    "First, without a server and without a network."
+    search = (html / "search.html").as_uri()
+    address = {w: f"{search}?q={w.replace(' ', '+')}" for w in SEARCHES}
+    found = browser.ask([*address.values()], SCRIPTS / "search.js")
+    first = {w: found[a][0] for w, a in address.items()}
+    assert {
+        w: Path(first[w].split("?")[0].split("#")[0]).stem for w in SEARCHES
+    } == SEARCHES
+
+
+@pytest.mark.parametrize("half", halves())
+def test_a_page_has_the_side_bar_of_its_half(html, half):
+    """Its parts, folded but the present one, and one link to the other half's
+    front page.
+    """
+    of = halves()[half]
+    listed = [page for _, some in of for page in some if page != pages()[0]]
+    other = handbook()[0] if half == "The book" else pages()[0]
+    for at in (0, len(listed) // 2, -1):
+        path = html / f"{listed[at]}.html"
+        page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        bar = page.select_one(".bd-sidebar-primary")
+        links = [a["href"] for a in bar.select("li.toctree-l1 > a")]
+        assert links[at] == "#"
+        assert [Path(a).stem for a in links if a != "#"] == [
+            Path(f"{p}.html").stem for p in listed if p != listed[at]
+        ]
+        (present,) = (caption for caption, some in of if listed[at] in some)
+        (unfolded,) = bar.select("details[open]")
+        assert unfolded.select_one(".caption").get_text() == present
+        (there,) = bar.select(".halves a")
+        assert Path(there["href"]).stem == Path(other).name
 
 
 def test_each_notebook_can_be_downloaded_and_run(html):
@@ -842,9 +877,10 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     listed = [
         ("", ["nbs/a"]),
         ("Part I", ["nbs/b"]),
-        ("Part 7", ["nbs/710_c", "nbs/720_d"]),
+        ("Handbook", ["nbs/710_c", "nbs/720_d"]),
     ]
     monkeypatch.setattr(pdf, "parts", lambda: listed)
+    monkeypatch.setattr(pdf, "handbook", lambda: listed[-1][1])
     monkeypatch.setattr(pdf, "HTML", tmp_path)
     (tmp_path / "nbs").mkdir()
     for name, heading in ("710_c", "<code>C</code>"), ("720_d", "D"):
@@ -959,18 +995,18 @@ def test_an_article_is_read_without_folded_code():
 
 
 def test_the_print_leaves_out_what_is_looked_up():
-    """The workshop, the ledger's tables and the API; every other page is in,
-    in the book's order.
+    """The handbook, the contents by name and the ledger's tables; every other
+    page is in, in the book's order.
     """
     kept = [page for _, listed in pdf.printed() for page in listed]
     out = [page for page in pages() if page not in kept]
     assert kept == [page for page in pages() if page not in out]
-    assert {page for page in out if not page.startswith("nbs/7")} == {
+    assert {*out} - {*handbook()} == {
         "nbs/910_what_was_checked",
         "nbs/915_coverage",
-        "nbs/api",
+        "nbs/contents",
     }
-    assert len(out) > 20 and not any(p.startswith("nbs/7") for p in kept)
+    assert {*handbook()} < {*out}
     for c in chapters():
         if any("#| check" in source for source in c.code_cells()):
             assert (ROOT / pdf.checks_of(f"nbs/{c.name}")).exists(), c.name
