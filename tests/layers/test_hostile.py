@@ -514,7 +514,8 @@ FREED_FOR_THE_PROXY = (
     ways = {"kernel": dict(samples=200), "definition": dict(backend="eager"),
             "closed form": dict(samples=None, activation="relu"),
             "function": dict(activation=torch.sin),
-            "half": dict(dtype=torch.bfloat16), "strided": dict(step=2, samples=200),
+            "half": dict(dtype=torch.bfloat16),
+            "strided": dict(step=2, samples=200),
             "float64": dict(dtype=torch.float64)}
     for name, how in ways.items():
         how = dict(how)
