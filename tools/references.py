@@ -38,7 +38,7 @@ class Reference(nn.Module):
         self.ndim, self.at = len(kind.split()), kind.split().index("C")
         self.of_eps = type(self.eps)
         self.own = [name for name, _ in layer.named_parameters()]
-        for name in ("weight", "bias", "tau", "v"):
+        for name in dict.fromkeys((*self.own, "weight", "bias", "tau", "v")):
             value = getattr(layer, name, None)
             self.register_parameter(
                 name,

@@ -898,7 +898,8 @@ def test_wrong_shapes_and_settings_are_explained(trial):
         "alpha": 2.0,
         "steps": 0,
     }.items():
-        if name in trial.known:
+        # another formula may have an α of its own
+        if name in trial.known and (name != "alpha" or "steps" in trial.known):
             layer = trial.ours()
             before = getattr(layer, name)
             with pytest.raises(ValueError, match=f"{name}=.*{value}"):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import normalnorm.layers
+from normalnorm.layers import families
 from normalnorm.layers.guards import Leaf
 from normalnorm.layers.parametrizations import weight_standardization
 from normalnorm.layers.weights import normality_weight
@@ -30,6 +31,7 @@ FOLDER = Path(__file__).parent
 NORMALITY = dict(eps=1e-3, noise=0.3, alpha=0.7)
 TRACKED = dict(affine=True, track_running_stats=True)
 GROUPS = dict(eps=1e-3, group_size=2)  # of 5 channels: the last is smaller
+SIZES = {"B": 7, "C": 5, "L": 3, "D": 2, "H": 2, "W": 3}
 CHANNELS, IMAGE, VOLUME = (4, 5), (2, 5, 2, 3), (2, 5, 1, 2, 3)
 # name of the file, up to a hyphen that of the class: arguments, options, shape
 CASES = {
@@ -110,6 +112,12 @@ CASES = {
     "PreRegNormConv3d": ((5, 3, 1), {}, VOLUME),
     "StandardizedWeight": ((), dict(scaled=True, gain=True), CHANNELS),
     "NormalityWeight": ((0, "Tail"), dict(center=False), CHANNELS),
+}
+# a layer of the table that has none here: as it is made from its channels
+CASES |= {
+    name: ((5,), {}, tuple(map(SIZES.get, row.inputs()[0].split())))
+    for row in families.rows()
+    if (name := row.layer.__name__) not in CASES and name[0] != "_"
 }
 # classes that were part of the package once, whose states others load now: the
 # second argument was the gaussianizer
