@@ -610,9 +610,11 @@ def by_definition(
         (2.0, 1.0, 1.0)
     """
     u, weight, _ = problem.inputs()
-    zero = bias and torch.zeros(
-        bias[0], dtype=bias[1], device=u.device, requires_grad=True
-    )
+    zero = None
+    if bias is not None:
+        zero = torch.zeros(
+            bias[0], dtype=bias[1], device=u.device, requires_grad=True
+        )
     inputs = apart(u, weight, zero)
     own = problem._replace(u=inputs[0], weight=inputs[1], bias=inputs[2])
     out, used = core.normalize(*own.arguments())
@@ -729,7 +731,7 @@ def _traced(problem):
 
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf63c
-def compute(problem) -> Tensor | tuple[Tensor, ...] | None:
+def compute(problem) -> Any:
     """The results of a problem, by the first engine that covers it; None where
     the definition is to be used.
 

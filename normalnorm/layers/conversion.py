@@ -195,7 +195,7 @@ def _original(module: nn.Module) -> type[nn.Module]:
     )
 
 
-def _gaussianize(module: nn.Module, cls: type, rule: Rule) -> None:
+def _gaussianize(module: Any, cls: type, rule: Rule) -> None:
     """Make a plain normalizer a normality layer of class `cls`, in place; its ε
     stays.
     """
@@ -231,7 +231,7 @@ def _settings(rule: Rule) -> dict:
     )
 
 
-def _beyond(module: nn.Module) -> dict[str, float]:
+def _beyond(module: Any) -> dict[str, float]:
     """The averages that a normality layer has and its plain twin lacks, with
     the values at which nothing changes.
     """
@@ -242,7 +242,7 @@ def _beyond(module: nn.Module) -> dict[str, float]:
     )
 
 
-def _flatten(module: nn.Module, cls: type) -> None:
+def _flatten(module: Any, cls: type) -> None:
     "Make a normality layer a plain normalizer of class `cls`, in place."
     eps = module.eps
     for name in _beyond(module):

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -445,7 +445,10 @@ class Kept:
                     self.fitted,
                 )
         if needs[0]:
-            terms = [(of_mean, 1.0), (of_var, 2 * c)]
+            terms: list[tuple[Tensor | None, Any]] = [
+                (of_mean, 1.0),
+                (of_var, 2 * c),
+            ]
             if any(g is not None for g in of_parameters):
                 k = c * self.bare
                 terms += [

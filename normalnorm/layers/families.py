@@ -407,8 +407,9 @@ def register(
             c.__name__.startswith("_") and c.__module__ == plain.__module__
         ):
             _PLAIN.setdefault(c, key)
-    layer._axes = tuple(sorted({len(kind.split()) for kind in row.inputs()}))
-    layer._expected = "an input of shape " + " or ".join(
+    taught: Any = layer
+    taught._axes = tuple(sorted({len(kind.split()) for kind in row.inputs()}))
+    taught._expected = "an input of shape " + " or ".join(
         f"({', '.join(_WORDS[letter] for letter in kind.split())})"
         for kind in row.axes.split("|")
     )

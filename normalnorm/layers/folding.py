@@ -10,6 +10,7 @@ __all__ = ["FoldedNormality", "fold"]
 # %% ../../nbs/272_layers.folding.ipynb #2721a007
 import copy
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -119,7 +120,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return False
 
 
-def _obstacle(conv: nn.Module | None, norm: nn.Module) -> str:
+def _obstacle(conv: Any | None, norm: Any) -> str:
     'Why a map and the batch layer after it cannot be folded; "" if they can.'
     row = family_of(norm)
     if (
@@ -181,7 +182,7 @@ def _before(model: nn.Module) -> dict[str, tuple[str, str]]:
     except Exception:
         # control flow that depends on values, foreign functions: many reasons,
         # one consequence
-        found = {}
+        found: dict[Any, tuple[Any, str]] = {}
         for name, module in model.named_modules():
             if type(module) is nn.Sequential:
                 inside = [
@@ -242,7 +243,7 @@ def _pairs(model: nn.Module) -> tuple[list[tuple[str, str]], list[Row]]:
 
 
 # %% ../../nbs/272_layers.folding.ipynb #fcedee2e
-def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
+def _inner(norm: Any) -> tuple[list[Tensor], int]:
     "The matrices that standardize in evaluation, and their size."
     if isinstance(norm, _DecorrelatedBatchNorm):
         normality, found = not whitens_only(norm._rule), []
@@ -264,7 +265,7 @@ def _inner(norm: nn.Module) -> tuple[list[Tensor], int]:
     ], 1
 
 
-def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
+def _folded(conv: Any, norm: Any, tolerance: float) -> nn.Module:
     "Fold `norm` into `conv`, in place; what remains of it."
     matrices, size = _inner(norm)
     weight, bias = norm.weight, norm.bias
@@ -295,7 +296,7 @@ def _folded(conv: nn.Module, norm: nn.Module, tolerance: float) -> nn.Module:
     conv.weight = nn.Parameter(
         kernel.to(conv.weight.dtype), requires_grad=False
     )
-    rest = FoldedNormality(
+    rest: nn.Module = FoldedNormality(
         lmbda,
         weight,
         bias,

@@ -30,6 +30,7 @@ __all__ = [
 # %% ../../nbs/235_layers.functional.ipynb #e4e5a39f
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -341,7 +342,8 @@ def _given(
         or not parameters
         or parameters[0] is None
     ):
-        return Statistics(*kept(mean, var))
+        mean, var = kept(mean, var)
+        return Statistics(mean, var)
     values = kept(mean, var, *parameters)
     return Statistics(values[0], values[1], values[2:])
 
@@ -591,10 +593,11 @@ def by_parts(input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
             [function(part) for part in input.unbind()]
         )
     ragged = next(i for i, n in enumerate(input.shape) if type(n) is not int)
+    jagged: Any = input
     return torch.nested.nested_tensor_from_jagged(
-        function(input.values()),
-        input.offsets(),
-        input.lengths(),
+        function(jagged.values()),
+        jagged.offsets(),
+        jagged.lengths(),
         jagged_dim=ragged,
     )
 

@@ -32,7 +32,7 @@ import functools
 import operator
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -276,6 +276,11 @@ class Leaf(nn.Module):
         >>> [node.op for node in traced.graph.nodes]
         ['placeholder', 'call_module', 'output']
     """
+
+    if TYPE_CHECKING:
+        # parameters, buffers and settings: to torch's types each attribute is
+        # a tensor or a module
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)

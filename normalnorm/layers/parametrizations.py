@@ -17,7 +17,7 @@ __all__ = [
 
 # %% ../../nbs/315_layers.parametrizations.ipynb #315a0011
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -217,7 +217,7 @@ def degrees(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = wrap(nn.Linear(inputs, units, bias=False).double())
+        layer: Any = wrap(nn.Linear(inputs, units, bias=False).double())
     layer.eval()  # the vectors of spectral norm stay
     weight = layer.weight
     rows = [

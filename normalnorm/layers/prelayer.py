@@ -84,7 +84,7 @@ class _Scaled(_NormalNorm):
 
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
-        super(Leaf, self).reset_parameters()
+        super(Leaf, self).reset_parameters()  # type: ignore[misc]
         super().reset_parameters()
 
     def _axes_of(self, input: Tensor) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ __all__ = ["to_proxy_norm"]
 import inspect
 import warnings
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -209,7 +209,7 @@ class _Step(NamedTuple):
     """
 
     names: list[str]
-    norm: nn.Module
+    norm: Any
     activation: nn.Module | None = None
     at: list[str] = []
     pooled: bool = False
@@ -331,7 +331,7 @@ _GROUPS = {"group": None, "layer": 1, "instance": 0}
 
 
 def _normalizer(
-    module: nn.Module, groups: int, affine: bool, learnable: bool
+    module: Any, groups: int, affine: bool, learnable: bool
 ) -> nn.GroupNorm:
     """A group norm with the ε of a batch norm; with its γ, and its β unless
     PN's own parameters are there, where no activation follows.
@@ -352,7 +352,7 @@ def _normalizer(
     return made
 
 
-def _like(module: nn.Module) -> Tensor:
+def _like(module: Any) -> Tensor:
     "A tensor of the device and dtype of a batch norm."
     return next(
         (t for t in (module.weight, module.running_mean) if t is not None),
@@ -461,7 +461,7 @@ def to_proxy_norm(
         name, before = " = ".join(step.names), type(module).__name__
         acts = step.activation is not None
         affine = not acts and module.weight is not None
-        made = (
+        made: nn.Module = (
             nn.Identity()
             if acts and fused
             else _normalizer(module, count, affine, learnable)
@@ -486,7 +486,8 @@ def to_proxy_norm(
                 samples,
                 device=like.device,
                 dtype=like.dtype,
-                **{"groups": count, "norm_eps": module.eps} if fused else {},
+                groups=count if fused else None,
+                norm_eps=module.eps if fused else 1e-5,
             )
             for of, own in (("weight", module.weight), ("bias", module.bias)):
                 if own is not None:

@@ -20,7 +20,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ _MODULES = {
     nn.SiLU: "silu",
     nn.Tanh: "tanh",
 }
-_FUNCTIONS = {
+_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu",
     F.relu: "relu",
     F.gelu: "gelu",

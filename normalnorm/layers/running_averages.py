@@ -71,7 +71,7 @@ def update_bn(
         >>> layer.running_mean, layer.momentum
         (tensor([3.]), 0.5)
     """
-    layers = [
+    layers: list[Any] = [
         m
         for m in model.modules()
         if is_batch_layer(m)
@@ -80,7 +80,9 @@ def update_bn(
     ]
     if not layers:
         return
-    noisy = [] if noise else [m for m in model.modules() if is_layer(m)]
+    noisy: list[Any] = (
+        [] if noise else [m for m in model.modules() if is_layer(m)]
+    )
     loader = iter(loader)
     first = next(loader, None)
     if first is None:

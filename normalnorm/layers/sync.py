@@ -11,6 +11,7 @@ __all__ = ["Across", "SyncBatchNormalNorm", "convert_sync"]
 # %% ../../nbs/245_layers.sync.ipynb #96ff00ac
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from .backends import Moments, compute
 from .families import family_of, is_layer, register
+from .guards import Leaf
 from .noise import draw_seed
 from .normality import _BatchNormalNorm
 from ..theory.newton import Over, upcast
@@ -268,7 +270,7 @@ class Across(Over):
 
 
 # %% ../../nbs/245_layers.sync.ipynb #ddb25d87
-class _AllProcesses(nn.Module):
+class _AllProcesses(Leaf):
     """What synchronized layers share, before the layer in the list of parents:
     the group of processes, and when they exchange something.
     """
@@ -421,7 +423,7 @@ def convert_sync(
         >>> type(convert_sync(nn.Sequential(BatchNormalNorm2d(3)))[0]).__name__
         'SyncBatchNormalNorm'
     """
-    found = [
+    found: list[tuple[Any, type]] = [
         (layer, cls)
         for layer in module.modules()
         if (cls := _synchronized_class(layer)) is not None

@@ -720,7 +720,7 @@ def _sampled_slope(
                 gamma * (with_noise(y, 1, noise, drawn) if noise else y) + beta
             )
 
-        v, change = torch.func.jvp(layer, (x,), (e,))
+        v, change, *_ = torch.func.jvp(layer, (x,), (e,))
         change = phi(v) * change
         moved.append(change - change.mean(1, keepdim=True) if batch else change)
         size += (weight * activation.function(v).square()).mean().item()

@@ -19,7 +19,7 @@ __all__ = [
 # %% ../../nbs/355_theory.covariance_field.ipynb #355c0007
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +115,8 @@ def convolved(
     )
     # shifts along rows and columns one after the other
     for axes in ((1, 4), (2, 5)):
-        view = sum(view.roll((t, t), axes) for t in reach) / kernel
+        shifts: Any = (view.roll((t, t), axes) for t in reach)
+        view = sum(shifts) / kernel
     return view.reshape(field.shape)
 
 

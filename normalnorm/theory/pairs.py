@@ -29,7 +29,7 @@ __all__ = [
 # %% ../../nbs/348_theory.pairs.ipynb #348a0006
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -43,7 +43,7 @@ from .power_transform import yeo_johnson
 
 _SLOPES = {"identity": 1.0, "relu": 0.0, "leaky_relu": 0.01, "abs": -1.0}
 _MODULES = {nn.Identity: 1.0, nn.ReLU: 0.0, nn.LeakyReLU: 0.01}
-_SMOOTH = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
+_SMOOTH: dict[str, Any] = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh}
 
 
 class Activation(NamedTuple):
@@ -248,7 +248,7 @@ def joint_mean(
         >>> joint_mean(activation_of("relu"), 0 * one, one, 0 * one)  # 1/(2π)
         tensor([0.1592], dtype=torch.float64)
     """
-    location, power, cov, about = torch.broadcast_tensors(
+    location, power, cov, origin = torch.broadcast_tensors(
         location, power, cov, torch.as_tensor(about, dtype=power.dtype)
     )
     if activation.slope is not None and not location.any():
@@ -257,8 +257,8 @@ def joint_mean(
         return (
             odd**2 * cov
             + even**2 * absolute_product(power, cov)
-            - 2 * about * mean
-            + about.square()
+            - 2 * origin * mean
+            + origin.square()
         )
     shared = torch.minimum(cov.abs(), power)
     common, own = shared.sqrt(), (power - shared).sqrt()
@@ -283,7 +283,7 @@ def joint_mean(
                 location[:, None] + sign * common[:, None] * t,
                 own[:, None].expand_as(t),
             )
-            - about[:, None]
+            - origin[:, None]
         )
 
     first = given(1.0)

@@ -52,7 +52,7 @@ def yeo_johnson_nll(
         tensor([1.3641, 1.5489])
     """
     h, lmbda, dtype = _prepare("yeo_johnson_nll", h, lmbda)
-    h, lmbda = torch.broadcast_tensors(h, lmbda)
+    h, at = torch.broadcast_tensors(h, lmbda)
     dims = (
         [d % h.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
         if h.ndim
@@ -63,18 +63,18 @@ def yeo_johnson_nll(
             "yeo_johnson_nll needs at least one element along "
             f"dim={dim}, given a shape of {tuple(h.shape)}"
         )
-    if any(h.shape[d] > 1 and lmbda.stride(d) != 0 for d in dims):
+    if any(h.shape[d] > 1 and at.stride(d) != 0 for d in dims):
         raise ValueError(
             f"lmbda must not vary along dim={dim} of "
             f"{tuple(h.shape)}: give it size 1 there, e.g. "
             "lmbda[..., None]"
         )
     if h.device.type != "mps":  # which has no float64
-        h, lmbda = h.double(), lmbda.double()
-    x = _transform(h, lmbda, 0)
+        h, at = h.double(), at.double()
+    x = _transform(h, at, 0)
     # exactly 0 for a constant sample
     variance = (x - x.detach().amin(dims, keepdim=True)).var(dims, correction=0)
-    tilt = ((lmbda - 1) * signed_log1p(h)).mean(dims)
+    tilt = ((at - 1) * signed_log1p(h)).mean(dims)
     return (0.5 * (math.log(2 * math.pi) + 1) + 0.5 * variance.log() - tilt).to(
         dtype
     )

@@ -30,6 +30,28 @@ def test_nothing_to_find():
     assert mypy("normalnorm") == []
 
 
+def test_layers_and_formulas_by_torchs_own_types(tmp_path):
+    """A tensor is no Any there; in the rest torch is taken for untyped, because
+    each attribute of somebody's module would be a tensor or a module.
+    """
+    skipped = 'module = ["torch.*", '
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert settings.count(skipped) == 1
+    config = tmp_path / "mypy.toml"
+    config.write_text(settings.replace(skipped, "module = ["), encoding="utf-8")
+    typed = f"--config-file={config}", f"--cache-dir={ROOT}/_build/mypy-torch"
+    assert (
+        mypy(*typed, "-p", "normalnorm.layers", "-p", "normalnorm.theory") == []
+    )
+    (wrong,) = mypy(
+        *typed,
+        "-c",
+        "from normalnorm import LayerNormalNorm\n"
+        "LayerNormalNorm(3).forward([1.0, 2.0, 3.0])",
+    )
+    assert 'expected "Tensor"' in wrong
+
+
 @pytest.mark.parametrize(
     "code, fault",
     [

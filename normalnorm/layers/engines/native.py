@@ -1285,7 +1285,7 @@ def _gradients(
     )
     if rows > 1:
         of = [None if t is None else t.sum(0) for t in of]
-    return out, *of
+    return out, of[0], of[1]
 
 
 def backward(
@@ -1340,10 +1340,11 @@ def backward(
     if call.ready:
         return found
     out, *of = found
-    return _as(out, saved[0]), *[
+    typed = [
         None if t is None else t.to(like[1])
         for t, like in zip(of, (call.saved[1], call.bias))
     ]
+    return _as(out, saved[0]), typed[0], typed[1]
 
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
