@@ -17,6 +17,8 @@ __all__ = [
 # %% ../../nbs/430_layers.prelayer.ipynb #430a0010
 import math
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -84,7 +86,8 @@ class _Scaled(_NormalNorm):
 
     def reset_parameters(self) -> None:
         "Weights as torch.nn draws them, γ 1, β 0."
-        super(Leaf, self).reset_parameters()  # type: ignore[misc]
+        of_torch: Any = super(Leaf, self)
+        of_torch.reset_parameters()
         super().reset_parameters()
 
     def _axes_of(self, input: Tensor) -> tuple[int, ...]:
