@@ -77,6 +77,22 @@ def pytest_collection_modifyitems(items):
         for mark, files in LEFT_OUT.items():
             if item.path.stem.removeprefix("test_") in files.split():
                 item.add_marker(mark)
+    items[:] = long_ones_first(items)
+
+
+def long_ones_first(items: list) -> list:
+    """The files that `make test-quick` leaves out at the start of each worker's
+    half, in turn: what is left to share at the end are quick tests.
+    """
+    is_long = lambda item: any(item.get_closest_marker(m) for m in LEFT_OUT)
+    files = list(dict.fromkeys(i.path for i in filter(is_long, items)))
+    first, second = (
+        [item for item in items if item.path in files[start::2]]
+        for start in (0, 1)
+    )
+    quick = [item for item in items if item.path not in files]
+    of_first = max(0, len(items) // 2 - len(first))
+    return [*first, *quick[:of_first], *second, *quick[of_first:]]
 
 
 @pytest.fixture(autouse=True)
