@@ -65,18 +65,44 @@ def is_of_the_book(path: Path) -> bool:
     return path.parent.name in ("book", "tools") and named
 
 
-def pytest_ignore_collect(collection_path):
+def marks(path: Path) -> list[str]:
+    "Those of a file, for each of its tests."
+    name = path.stem.removeprefix("test_")
+    left_out = [m for m, files in LEFT_OUT.items() if name in files.split()]
+    return [*left_out, *["book"] * is_of_the_book(path)]
+
+
+def pytest_ignore_collect(collection_path, config):
     if is_of_the_book(collection_path) and not find_spec("nbclient"):
         return True  # the book's tools are not installed
+    # what is deselected whole is not imported, which takes seconds a file
+    refused = config.option.markexpr.split(" and ")
+    if collection_path.is_file() and any(
+        f"not {mark}" in refused for mark in marks(collection_path)
+    ):
+        return True
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if is_of_the_book(item.path):
-            item.add_marker("book")
-        for mark, files in LEFT_OUT.items():
-            if item.path.stem.removeprefix("test_") in files.split():
-                item.add_marker(mark)
+        for mark in marks(item.path):
+            item.add_marker(mark)
+    items[:] = long_ones_first(items)
+
+
+def long_ones_first(items: list) -> list:
+    """The files that `make test-quick` leaves out at the start of each worker's
+    half, in turn: what is left to share at the end are quick tests.
+    """
+    is_long = lambda item: any(item.get_closest_marker(m) for m in LEFT_OUT)
+    files = list(dict.fromkeys(i.path for i in filter(is_long, items)))
+    first, second = (
+        [item for item in items if item.path in files[start::2]]
+        for start in (0, 1)
+    )
+    quick = [item for item in items if item.path not in files]
+    of_first = max(0, len(items) // 2 - len(first))
+    return [*first, *quick[:of_first], *second, *quick[of_first:]]
 
 
 @pytest.fixture(autouse=True)
