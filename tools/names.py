@@ -137,7 +137,11 @@ def theorems(root: Path) -> str:
     place = '{verdict}, <a href="{chapter}.html#claim-here-{id}">{chapter}</a>'
     lines = [
         (
-            typeset.statement(said["statement"]).replace("|", "&#124;"),
+            re.sub(
+                r"@(eq-[\w-]*\w)",
+                r"{eq}`\1`",
+                typeset.statement(said["statement"]).replace("|", "&#124;"),
+            ),
             api.prose(said["source"], {}),
             re.sub(r"(?<=>)(\d{3})_[\w.]+", r"\1", place.format(**said)),
         )
