@@ -373,58 +373,47 @@ class Recipe:
         A recipe that calls itself exploratory needs no primary contrast, and
         none of what belongs to one.
         """
-        judged = bool(self.compare) and not self.exploratory
-        metrics = dict.fromkeys(c.metric for c in self.primary)
-        known = lambda metric: self.deviation.get(metric, Deviation(0.0, ""))
-        return [
-            gap
-            for missing, gap in (
-                (
-                    judged and not self.primary,
-                    "no primary contrast, and `exploratory` does not say why",
-                ),
-                *(
-                    (
-                        judged
-                        and not (
-                            known(metric).value > 0 and known(metric).source
-                        ),
-                        f"the deviation of {metric} is not above 0, or its "
-                        "source is not named"
-                        if metric in self.deviation
-                        else f"no deviation of {metric}, so nobody knows "
-                        "which difference the seeds detect",
+        gaps = []
+        if self.compare and not self.exploratory:
+            if not self.primary:
+                gaps.append(
+                    "no primary contrast, and `exploratory` does not say why"
+                )
+            for metric in dict.fromkeys(c.metric for c in self.primary):
+                if metric not in self.deviation:
+                    gaps.append(
+                        f"no deviation of {metric}, so nobody knows "
+                        "which difference the seeds detect"
                     )
-                    for metric in metrics
-                ),
-                *(
-                    (
-                        judged and not self.negligible.get(metric, 0) > 0,
-                        f"no difference in {metric} that would count as none "
-                        "(`negligible`)",
+                elif not (
+                    self.deviation[metric].value > 0
+                    and self.deviation[metric].source
+                ):
+                    gaps.append(
+                        f"the deviation of {metric} is not above 0, or "
+                        "its source is not named"
                     )
-                    for metric in self.outcomes
-                ),
-                (
-                    judged and self.tuned_on == "unknown" and not self.tuned,
+            for metric in self.outcomes:
+                if not self.negligible.get(metric, 0) > 0:
+                    gaps.append(
+                        f"no difference in {metric} that would count "
+                        "as none (`negligible`)"
+                    )
+            if self.tuned_on == "unknown" and not self.tuned:
+                gaps.append(
                     "which split judged what was tuned is unknown, and "
-                    "`tuned` does not say what it was",
-                ),
-                *(
-                    (scale not in self.seeds, f"no seeds at scale {scale}")
-                    for scale in self.scales
-                ),
-                (
-                    not self.tuned_on,
-                    "which split judged what was tuned (`tuned_on`)",
-                ),
-                (
-                    self.tuned_on == "nothing" and self.grid,
-                    "a grid is tuned, and `tuned_on` says nothing was",
-                ),
-            )
-            if missing
+                    "`tuned` does not say what it was"
+                )
+        gaps += [
+            f"no seeds at scale {scale}"
+            for scale in self.scales
+            if scale not in self.seeds
         ]
+        if not self.tuned_on:
+            gaps.append("which split judged what was tuned (`tuned_on`)")
+        if self.tuned_on == "nothing" and self.grid:
+            gaps.append("a grid is tuned, and `tuned_on` says nothing was")
+        return gaps
 
     def arms(self, scale: str) -> dict[str, dict[str, Any]]:
         """Arm → configuration at `scale`; `UnknownName` for a scale that this

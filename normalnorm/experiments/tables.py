@@ -609,24 +609,24 @@ def stated(name: Recipe | str, scale: str) -> str:
         if recipe.exploratory
         else "no primary contrast was stated"
     ]
-    known = lambda contrast: recipe.deviation[contrast.metric]
-    lines += [
-        f"seeds: {_seeds(seeds)} ({len(seeds)})",
-        *(
+    lines.append(f"seeds: {_seeds(seeds)} ({len(seeds)})")
+    for primary, _, difference in recipe.detectable(scale):
+        known = recipe.deviation[primary.metric]
+        lines.append(
             f"detected in 80 of 100 such experiments: {difference:.2g}"
             f" in {heading(primary.metric)}, if paired differences "
-            f"have the standard deviation {known(primary).value:g} "
-            f"({known(primary).source})"
-            for primary, _, difference in recipe.detectable(scale)
-        ),
-        f"comparisons that the correction counts: {recipe.comparisons}",
-        *(
-            f"counts as no difference: less than {bound:g} in {heading(metric)}"
-            for metric, bound in recipe.negligible.items()
-        ),
-        f"tuned on: {recipe.tuned_on or 'not said'}",
-        *(f"missing: {gap}" for gap in recipe.unstated()),
+            f"have the standard deviation {known.value:g} "
+            f"({known.source})"
+        )
+    lines.append(
+        f"comparisons that the correction counts: {recipe.comparisons}"
+    )
+    lines += [
+        f"counts as no difference: less than {bound:g} in {heading(metric)}"
+        for metric, bound in recipe.negligible.items()
     ]
+    lines.append(f"tuned on: {recipe.tuned_on or 'not said'}")
+    lines += [f"missing: {gap}" for gap in recipe.unstated()]
     return "Stated before the runs:\n" + "\n".join(
         f"- {line}" for line in lines
     )
@@ -670,65 +670,61 @@ def report(
             for all_of in (False, True)
         )
         there = scan(recipe, scale, out)
+        bad = there.problems
+        if bad:
+            parts.append(_not_counted(bad))
         several_codes = (
             codes(current(recipe, scale, there.rows)) if any_code else {}
         )
+        if len(several_codes) > 1:
+            parts.append(
+                f"scale {scale}: rows of {len(several_codes)} codes "
+                "in one table: "
+                + "; ".join(
+                    f"{name} ({len(paths)})"
+                    for name, paths in several_codes.items()
+                )
+            )
         others = len(there.rows) - len(every)
+        if others:
+            parts.append(
+                f"scale {scale}: {others} rows of other "
+                "configurations are left out"
+            )
         later = Counter(
             f"{name} ({how})"
             for row in found
             for name, how in row.get("afterwards", {}).items()
         )
+        if later:
+            parts.append(
+                f"scale {scale}: not written with the runs: "
+                + "; ".join(
+                    f"{what}, {count} rows" for what, count in later.items()
+                )
+            )
+        unchosen = [
+            arm
+            for arm in dict.fromkeys(row["arm"] for row in every)
+            if arm not in {row["arm"] for row in found}
+        ]
+        if unchosen:
+            parts.append(
+                f"scale {scale}: no seed has finished all settings of "
+                "the grid, so nothing is chosen: "
+                f"{', '.join(unchosen)}"
+            )
         counts = {
             arm: sum(row["arm"] == arm for row in found)
             for arm in recipe.scales[scale]
         }
-        unchosen = [
-            arm
-            for arm in dict.fromkeys(row["arm"] for row in every)
-            if not counts[arm]
-        ]
         several = [row for row in found if counts[row["arm"]] > 1]
         single = [arm for arm, count in counts.items() if count == 1]
-        parts += [
-            text
-            for said, text in (
-                (there.problems, _not_counted(there.problems)),
-                (
-                    len(several_codes) > 1,
-                    f"scale {scale}: rows of {len(several_codes)} codes "
-                    "in one table: "
-                    + "; ".join(
-                        f"{name} ({len(paths)})"
-                        for name, paths in several_codes.items()
-                    ),
-                ),
-                (
-                    others,
-                    f"scale {scale}: {others} rows of other "
-                    "configurations are left out",
-                ),
-                (
-                    later,
-                    f"scale {scale}: not written with the runs: "
-                    + "; ".join(
-                        f"{what}, {count} rows" for what, count in later.items()
-                    ),
-                ),
-                (
-                    unchosen,
-                    f"scale {scale}: no seed has finished all settings of "
-                    "the grid, so nothing is chosen: "
-                    f"{', '.join(unchosen)}",
-                ),
-                (
-                    single,
-                    f"scale {scale}: one seed only, so no standard error "
-                    f"and no line in the table: {', '.join(single)}",
-                ),
+        if single:
+            parts.append(
+                f"scale {scale}: one seed only, so no standard error "
+                f"and no line in the table: {', '.join(single)}"
             )
-            if said
-        ]
         if several:
             parts += [
                 *filter(None, [stated(recipe, scale)]),
@@ -738,17 +734,16 @@ def report(
             setting = lambda arm: next(
                 row["setting"] for row in several if row["arm"] == arm
             )
-            chosen = "; ".join(
+            chosen = [
                 f"{arm}: {json.dumps(setting(arm))}"
                 for arm in counts
                 if counts[arm] > 1 and recipe.grid.get(arm)
-            )
+            ]
+            if chosen:
+                parts.append("chosen on validation: " + "; ".join(chosen))
             parts += [
-                *([f"chosen on validation: {chosen}"] if chosen else []),
-                *(
-                    every_seed(recipe, several, metric)
-                    for metric in recipe.outcomes
-                ),
+                every_seed(recipe, several, metric)
+                for metric in recipe.outcomes
             ]
             compared, effects = (
                 comparison(recipe, several),
@@ -881,13 +876,16 @@ def compare(
         for recipe in (one, two)
         for problem in scan(recipe, scale, out).problems
     }
-    mine = [
+    lines, text = (
         [
-            row | {"arm": side}
-            for row in rows(recipe, scale, out, any_code=True, usable_only=True)
-            if row["arm"] == arm
-        ]
-        for side, recipe, arm in (("first", one, a), ("second", two, b))
+            rows(recipe, scale, out, any_code=True, usable_only=True)
+            for recipe in (one, two)
+        ],
+        [],
+    )
+    mine = [
+        [row | {"arm": side} for row in found if row["arm"] == arm]
+        for side, arm, found in zip(("first", "second"), (a, b), lines)
     ]
     common = sorted(
         {row["seed"] for row in mine[0]} & {row["seed"] for row in mine[1]}
@@ -902,13 +900,21 @@ def compare(
             f"normalnorm run {one.name} --scale {scale}"
             + (f"\n{_not_counted(list(bad.values()))}" if bad else "")
         )
-    text = [
-        _line(
-            f"{b} − {a}", metric, mine[0] + mine[1], ("first", "second"), one
-        )[: len(_COMPARED)]
+    metrics = [
+        metric
         for metric in mine[0][0]["metrics"]
         if metric in mine[1][0]["metrics"] and metric != "seconds"
     ]
+    for metric in metrics:
+        text.append(
+            _line(
+                f"{b} − {a}",
+                metric,
+                mine[0] + mine[1],
+                ("first", "second"),
+                one,
+            )[: len(_COMPARED)]
+        )
     planned = one is two and ((a, b) in one.compare or (b, a) in one.compare)
     return (
         (f"{_not_counted(list(bad.values()))}\n\n" if bad else "")
@@ -1106,42 +1112,43 @@ def forecast(
     left = [job for job in jobs if job.state != "finished"]
     bad = sum(state(job) == "cannot be used" for job in jobs)
     guess = [known[job.arm] for job in left if job.arm in known]
-    measured = (
-        f"about {_time(sum(guess))} on one process for "
-        f"{len(guess)} of the {len(left)} runs left, after the "
-        "median of finished ones"
-        if guess
-        else "no run has finished, so there is no measured time"
-    )
-    cost = recipe.cost.get(scale, "none")
-    return "\n\n".join(
-        [
-            f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
-            f"{len(jobs) - len(left) - bad} finished, "
-            f"{sum(job.state == 'begun' for job in left)} begun",
-            *left_out(recipe, scale, arms),
-            *filter(None, [stated(recipe, scale)]),
-            *([_not_counted(there.problems)] if there.problems else []),
-            *(
-                [f"{measured}; the recipe's own estimate: {cost}"]
-                if left
-                else []
-            ),
-            markdown(
-                ["run", "state", "estimate"],
+    lines = [
+        f"{recipe.name}, scale {scale}: {len(jobs)} runs, "
+        f"{len(jobs) - len(left) - bad} finished, "
+        f"{sum(job.state == 'begun' for job in left)} begun",
+        *left_out(recipe, scale, arms),
+        *filter(None, [stated(recipe, scale)]),
+    ]
+    if there.problems:
+        lines.append(_not_counted(there.problems))
+    if left:
+        measured = (
+            f"about {_time(sum(guess))} on one process for "
+            f"{len(guess)} of the {len(left)} runs left, after the "
+            "median of finished ones"
+            if guess
+            else ("no run has finished, so there is no measured time")
+        )
+        lines.append(
+            f"{measured}; the recipe's own estimate: "
+            f"{recipe.cost.get(scale, 'none')}"
+        )
+    lines.append(
+        markdown(
+            ["run", "state", "estimate"],
+            [
                 [
-                    [
-                        job.label,
-                        state(job),
-                        _time(known[job.arm])
-                        if job in left and job.arm in known
-                        else "",
-                    ]
-                    for job in jobs
-                ],
-            ),
-        ]
+                    job.label,
+                    state(job),
+                    _time(known[job.arm])
+                    if job in left and job.arm in known
+                    else "",
+                ]
+                for job in jobs
+            ],
+        )
     )
+    return "\n\n".join(lines)
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #b90393b9
