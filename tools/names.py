@@ -113,9 +113,7 @@ def functions(root: Path, room: str) -> str:
 
 
 def claims(root: Path) -> list[dict[str, str]]:
-    """What the checks say of each claim that is a theorem: chapter, id, source,
-    statement, verdict.
-    """
+    "What each claim says of itself, and its chapter."
     found = []
     for path in sorted((root / "normalnorm/checks").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -123,13 +121,12 @@ def claims(root: Path) -> list[dict[str, str]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "claim":
                 said = {"chapter": chapter[1], "id": node.args[0].value}
-                said |= {"verdict": "holds"} | {
+                said |= {"verdict": "holds", "kind": "", "source": ""} | {
                     k.arg: k.value.value
                     for k in node.keywords
                     if isinstance(k.value, ast.Constant)
                 }
-                if said.get("kind") == "theorem":
-                    found.append(said)
+                found.append(said)
     return sorted(found, key=lambda said: said["chapter"])
 
 
@@ -146,19 +143,23 @@ def theorems(root: Path) -> str:
             re.sub(r"(?<=>)(\d{3})_[\w.]+", r"\1", place.format(**said)),
         )
         for said in claims(root)
+        if said["kind"] == "theorem"
     ]
     return table("statement | source | verdict, chapter", lines)
 
 
 @lru_cache(maxsize=1)
-def cited(root: Path) -> dict[str, list[str]]:
-    "Key of a reference → the chapters that cite it."
-    found: dict[str, list[str]] = {}
+def cited(root: Path) -> dict[str, set[str]]:
+    "Key of a reference → the chapters whose text or claims cite it."
+    found: dict[str, set[str]] = {key: set() for key in plain.literature(root)}
     for c in chapters(root):
         for _, blocks in markup.cells(c.cells()):
             for span in markup.spans(blocks):
                 for key, _ in getattr(span, "entries", ()):
-                    found.setdefault(key, []).append(c.name)
+                    found[key].add(c.name)
+    for said in claims(root):
+        for key in found.keys() & {*re.findall(r"\w+", said["source"])}:
+            found[key].add(said["chapter"])
     return found
 
 
@@ -167,7 +168,7 @@ def papers(root: Path) -> str:
     lines = [
         (
             api.prose(known[key][2].rstrip(" .") + ".", {}),
-            numbers(dict.fromkeys(names)),
+            numbers(names),
         )
         for key, names in sorted(
             cited(root).items(), key=lambda pair: known[pair[0]][2]
