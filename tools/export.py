@@ -581,11 +581,25 @@ def update(root: Path = ROOT) -> list[str]:
     with generated(root) as copy:
         wanted, found = tree(copy), tree(root)
         shutil.copy(copy / INDEX, root / INDEX)  # which nbdev_update reads
-    for name in wanted:
-        edited = found.get(name, wanted[name]) != wanted[name]
-        if edited and name.endswith(".py"):
-            run_nbdev(root, "update", "--fname", name)
+    edited = [
+        name
+        for name, text in wanted.items()
+        if name.endswith(".py") and found.get(name, text) != text
+    ]
+    for name in edited:
+        run_nbdev(root, "update", "--fname", name)
     format_code(root, "nbs")
+    with generated(root) as copy:
+        # nbdev takes `from .. import x` for one of the module's own package
+        made = tree(copy)
+        for name in edited:
+            if ast.dump(ast.parse(made[name])) != ast.dump(
+                ast.parse(found[name])
+            ):
+                raise ValueError(
+                    f"nbdev_update has not carried all of {name} back into its "
+                    "chapter: look at its imports there"
+                )
     return kernel_to_cells(root) if kernel_cells(root) else []
 
 

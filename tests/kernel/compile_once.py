@@ -16,7 +16,7 @@ from pathlib import Path
 
 KEPT = Path(__file__).resolve().parents[2] / "_build" / "compiled"
 COMMAND = f"{shlex.quote(sys.executable)} {shlex.quote(__file__)} g++"
-MANY = 30
+MANY = 60
 
 
 def main(*command: str) -> int:

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import shutil
 import struct
 import sys
 import types
@@ -27,6 +28,7 @@ from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.noise import normal_noise
 from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import power_transform_derivative
+from tests.kernel import compile_once
 from tests.layers.steps import python, step, threads
 from tools import processors, rows
 
@@ -1770,7 +1772,8 @@ APART = {
 def changed(tmp_path, monkeypatch):
     "A kernel of its own from a changed source, not optimized."
     monkeypatch.setenv("NORMALNORM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", f"{os.environ.get('CXX', '')} -O0")
+    once = compile_once.COMMAND if shutil.which("g++") else ""
+    monkeypatch.setenv("CXX", f"{os.environ.get('CXX') or once} -O0")
 
     def built(changes):
         text = Path(native.__file__).with_name("native.cpp").read_text("utf-8")

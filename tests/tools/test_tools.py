@@ -106,6 +106,18 @@ def test_an_edited_module_goes_back_into_its_cell(checkout):
     assert export.differences(checkout) == []
 
 
+def test_an_edit_that_does_not_come_back_is_named(checkout):
+    "To nbdev two dots without a module are the module's own package."
+    module = checkout / "normalnorm/theory/second.py"
+    text = module.read_text()
+    module.write_text(text.replace("from ..first import f", "from .. import x"))
+    assert module.read_text() != text
+    with pytest.raises(
+        ValueError, match="carried all of normalnorm/theory/sec"
+    ):
+        export.update(checkout)
+
+
 def test_differences_are_found_and_healed(checkout):
     package = checkout / "normalnorm"
     (package / "first.py").write_text("edited")

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from ...analysis.power import model_power
-from . import models
+from .. import models
 from ..augmentation import augmentation
 from ..data import dataset, info, splits
 from ..networks.residual import fan_in_truncated

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from ...analysis.propagation import layer_correlations
-from . import models
+from .. import models
 from ..augmentation import augmentation
 from ..data import SPLITS, dataset, info, load
 from ..networks.residual import fan_out_normal
