@@ -92,7 +92,11 @@ class Row(NamedTuple):
 
 def _by_kernel(layer: nn.Module, shape: tuple) -> bool:
     "Whether only an engine keeps tensors for a layer's derivatives."
+    # on one thread: processes are forked from the one that imports this
+    used = torch.get_num_threads()
+    torch.set_num_threads(1)
     out = layer(torch.ones(shape, requires_grad=True))
+    torch.set_num_threads(used)
     todo, seen, own = [out.grad_fn], set(), False
     while todo:
         node = todo.pop()
