@@ -54,7 +54,7 @@ class Statistics(NamedTuple):
 
     Example:
 
-        >>> used = normalize(torch.tensor([[1.0, 3.0]]), (1,))[1]
+        >>> used = normalize(torch.tensor([[1.0, 3.0]]), Over(1))[1]
         >>> used.mean.item(), used.var.item(), used.lmbda.item()
         (2.0, 1.0, 1.0)
         >>> Statistics(torch.zeros(1), torch.ones(1)).lmbda is None
@@ -420,8 +420,12 @@ class Kept:
         of_var: Tensor | None = None,
         *of_parameters: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of input, weight and bias, those that are needed, from the gradients
-        of output, mean, variance and parameters.
+        """Of input, weight and bias, those that are asked for, each in the
+        shape of its own; None for the others.
+
+        `needs`: which are asked for; `bias_shape`: that of the bias, or None;
+        `grad`, `of_mean`, `of_var`, `of_parameters`: the gradients of output,
+        mean, variance and parameters, None for those without.
         """
         u, weight, c, unit = self.u, self.weight, self.c, self.unit
         of_u = of_weight = of_bias = None
@@ -471,8 +475,9 @@ class Kept:
         of_weight: Tensor | None,
         of_bias: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Of output, mean, variance and parameters, from those of input, weight
-        and bias.
+        """Of output, mean, variance and parameters, each in the shape of its
+        own, from the tangents `of_u`, `of_weight`, `of_bias` of input, weight
+        and bias, None for those without.
         """
         h, unit, gaussianizer = self.h, self.unit, self.gaussianizer
         out = torch.zeros_like(h)

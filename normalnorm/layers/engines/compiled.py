@@ -108,7 +108,7 @@ class Fused(NamedTuple):
 
         >>> x = torch.tensor([[1.0, 3.0]])
         >>> inputs, (out, mean, *_) = Fused((1,), Rule()).definition(
-        ...     (0, None, None), (x, None, None))
+        ...     (0, None), (x, None, None))
         >>> mean
         tensor([[2.]])
     """
