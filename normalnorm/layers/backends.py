@@ -839,17 +839,19 @@ def normality_norm(
         eps, noise, alpha, steps, safeguard, noise_kind, gaussianizer
     )
     core.check_statistics(statistics)
+    unit, fresh = over(dim), statistics is None
+    kind = NormalizationAcross if unit.apart and fresh else Normalization
     out, used = normalize(
-        Normalization(
+        kind(
             u,
-            over(dim),
+            unit,
             rule,
             weight,
             bias,
             statistics=statistics,
             seed=seed,
             offset=offset,
-            wanted=statistics is None,
+            wanted=fresh,
         )
     )
-    return out, used if statistics is None else statistics
+    return out, used if fresh else statistics

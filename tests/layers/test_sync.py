@@ -318,9 +318,9 @@ def test_a_kernel_that_declines_goes_on_by_the_definition(saved, which):
     case = f"declines at {which}", "images", "noise"
     holds, found = close(saved, case, 0.0)
     assert holds, found
-    # without the moments the other stages are the kernel's; else it is asked
-    # once more, for the statistics too, and declines where it did
-    assert saved[1][0][case][1] == (4, 1, 7 if which == 3 else which - 1)
+    # without the moments the other stages are the kernel's; else those before
+    # the one that declines: it is asked once
+    assert saved[1][0][case][1] == (4, 1, 7 if which == 3 else which - 2)
 
 
 def test_refused_as_by_the_definition(saved):
