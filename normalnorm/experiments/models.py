@@ -160,70 +160,78 @@ _CIFAR, _IMAGENET, _FASHION = (3, 32, 32), (3, 224, 224), (1, 28, 28)
 
 def _residual() -> dict[str, Architecture]:
     "The residual networks of the papers; the second order has the suffix _v2."
-    small, v2 = {"stem": "small", "classes": 10}, {"preactivation": True}
-    kinds = (
-        ("resnet{}", {}, _IMAGENET, "he2016"),
-        ("resnet{}_v2", v2, _IMAGENET, "he2016b"),
-        ("cifar_resnet{}", small, _CIFAR, "he2016"),
-        ("cifar_resnet{}_v2", v2 | small, _CIFAR, "he2016b"),
-    )
-    found = [
-        (name.format(depth), resnet, {"depth": depth} | more, *where, printed)
-        for depth, *published in (
-            (18, "11,689,512", "", "11,173,962", ""),
-            (34, "21,797,672", "", "21,282,122", ""),
-            (50, "25,557,032", "25,549,352", "", ""),
-            (101, "44,549,160", "44,541,480", "", ""),
+    found = {}
+    for depth, published, published_v2, published_cifar in (
+        (18, "11,689,512", "", "11,173,962"),
+        (34, "21,797,672", "", "21,282,122"),
+        (50, "25,557,032", "25,549,352", ""),
+        (101, "44,549,160", "44,541,480", ""),
+    ):
+        first, second = (
+            {"depth": depth},
+            {"depth": depth, "preactivation": True},
         )
-        for (name, more, *where), printed in zip(kinds, published)
-    ]
-    found += [
-        (name.format(depth), cifar_resnet, {"depth": depth} | more, *where)
-        for depth, published in (
-            (20, "0.27 M"),
-            (32, "0.46 M"),
-            (44, "0.66 M"),
-            (56, "0.85 M"),
-            (110, "1.7 M"),
+        found[f"resnet{depth}"] = Architecture(
+            resnet, first, _IMAGENET, "he2016", published
         )
-        for name, more, *where in (
-            ("cifar_resnet{}", {}, _CIFAR, "he2016", published),
-            ("cifar_resnet{}_v2", v2, _CIFAR, "he2016b"),
+        found[f"resnet{depth}_v2"] = Architecture(
+            resnet, second, _IMAGENET, "he2016b", published_v2
         )
-    ]
-    found += [
-        (
-            name.format(depth),
-            resnext,
-            {"depth": depth, "groups": 32, "group_width": width} | more,
-            _IMAGENET,
-            *said,
-        )
-        for depth, width, published in (
-            (50, 4, "25,028,904"),
-            (101, 8, "88,791,336"),
-        )
-        for name, more, *said in (
-            ("resnext{}", {}, "xie2017", published),
-            ("resnext{}_v2", v2, "labatie2021"),
-        )
-    ]
-    # "WideResnet(26, k)" of rao2020 is depth 28 in zagoruyko2016's count
-    found += [
-        (
-            name.format(k),
-            wide_resnet,
-            {"depth": 28, "widening": k} | more,
+        found[f"cifar_resnet{depth}"] = Architecture(
+            resnet,
+            first | {"stem": "small", "classes": 10},
             _CIFAR,
-            *said,
+            "he2016",
+            published_cifar,
         )
-        for k, *first in ((2, "eftekhari2025"), (10, "zagoruyko2016", "36.5 M"))
-        for name, more, *said in (
-            ("wrn28-{}", {}, *first),
-            ("wrn28-{}_skipless", {"shortcut": "none"}, "rao2020"),
+        found[f"cifar_resnet{depth}_v2"] = Architecture(
+            resnet, second | {"stem": "small", "classes": 10}, _CIFAR, "he2016b"
         )
-    ]
-    return {name: Architecture(*of) for name, *of in found}
+    for depth, published in (
+        (20, "0.27 M"),
+        (32, "0.46 M"),
+        (44, "0.66 M"),
+        (56, "0.85 M"),
+        (110, "1.7 M"),
+    ):
+        found[f"cifar_resnet{depth}"] = Architecture(
+            cifar_resnet, {"depth": depth}, _CIFAR, "he2016", published
+        )
+        found[f"cifar_resnet{depth}_v2"] = Architecture(
+            cifar_resnet,
+            {"depth": depth, "preactivation": True},
+            _CIFAR,
+            "he2016b",
+        )
+    for depth, group_width, published in (
+        (50, 4, "25,028,904"),
+        (101, 8, "88,791,336"),
+    ):
+        template = {"depth": depth, "groups": 32, "group_width": group_width}
+        found[f"resnext{depth}"] = Architecture(
+            resnext, template, _IMAGENET, "xie2017", published
+        )
+        found[f"resnext{depth}_v2"] = Architecture(
+            resnext,
+            template | {"preactivation": True},
+            _IMAGENET,
+            "labatie2021",
+        )
+    # "WideResnet(26, k)" of rao2020 is depth 28 in zagoruyko2016's count
+    for k, source, published in (
+        (2, "eftekhari2025", ""),
+        (10, "zagoruyko2016", "36.5 M"),
+    ):
+        found[f"wrn28-{k}"] = Architecture(
+            wide_resnet, {"depth": 28, "widening": k}, _CIFAR, source, published
+        )
+        found[f"wrn28-{k}_skipless"] = Architecture(
+            wide_resnet,
+            {"depth": 28, "widening": k, "shortcut": "none"},
+            _CIFAR,
+            "rao2020",
+        )
+    return found
 
 
 def _others() -> dict[str, Architecture]:

@@ -1401,14 +1401,13 @@ def recipes() -> dict[str, Recipe]:
         if error.name != "normalnorm.experiments.recipes":
             raise
         return {}
-    found = {
-        value.name: value
-        for module in pkgutil.walk_packages(
-            package.__path__, package.__name__ + "."
-        )
-        for value in vars(importlib.import_module(module.name)).values()
-        if isinstance(value, Recipe)
-    }
+    found: dict[str, Recipe] = {}
+    for module in pkgutil.walk_packages(
+        package.__path__, package.__name__ + "."
+    ):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Recipe):
+                found[value.name] = value
     return dict(sorted(found.items()))
 
 
@@ -1583,29 +1582,31 @@ def plan(
                 f"the recipe {recipe.name} has no arm {arm!r}: "
                 f"{near(arm, configs)}"
             )
-    folder = Path(out or default_out()) / recipe.name / scale
+    folder, jobs = Path(out or default_out()) / recipe.name / scale, []
     prints, missing = _data(configs[arm] for arm in arms)
     if missing and (named or not prints):
         raise next(iter(missing.values()))
     arms = [arm for arm in arms if configs[arm]["data"] in prints]
-    return [
-        Job(
-            recipe,
-            scale,
-            arm,
-            setting,
-            config,
-            seed,
-            key,
-            data,
-            folder / f"{_slug(arm)}-seed{seed}-{key}.json",
-        )
-        for seed in chosen
-        for arm in arms
-        for setting, config in recipe.settings(scale, arm)
-        for data in [prints[config["data"]]]
-        for key in [identity(recipe.name, arm, config, seed, data)]
-    ]
+    for seed in chosen:
+        for arm in arms:
+            for setting, config in recipe.settings(scale, arm):
+                key = identity(
+                    recipe.name, arm, config, seed, prints[config["data"]]
+                )
+                jobs.append(
+                    Job(
+                        recipe,
+                        scale,
+                        arm,
+                        setting,
+                        config,
+                        seed,
+                        key,
+                        prints[config["data"]],
+                        folder / f"{_slug(arm)}-seed{seed}-{key}.json",
+                    )
+                )
+    return jobs
 
 
 def _begin(

@@ -1292,11 +1292,14 @@ def _evaluate(run: _Run, split: str) -> Evaluation:
 
 def _measures(run: _Run, *splits: str) -> dict[str, float]:
     "Accuracy and loss on each split, by their names in the outcome."
-    return {
-        f"{split}_{what}": value
-        for split in splits
-        for what, value in zip(("accuracy", "loss"), _evaluate(run, split))
-    }
+    found = {}
+    for split in splits:
+        seen = _evaluate(run, split)
+        found |= {
+            f"{split}_accuracy": seen.accuracy,
+            f"{split}_loss": seen.loss,
+        }
+    return found
 
 
 def _validate_and_record(

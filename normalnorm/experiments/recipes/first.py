@@ -371,16 +371,22 @@ def arms(
         >>> len(found), found["ViT LNN"]["norm"]
         (8, {'kind': 'layer', 'transform': True, 'noise': 1.0})
     """
-    return {
-        f"{model} {name}": arm
-        for model, config, *kind in (
-            ("ResNet", resnet, "BN", "BNN", "batch", batch_noise),
-            ("ViT", vit, "LN", "LNN", "layer", layer_noise),
-        )
-        for name, arm in four_arms(
-            *kind, {"data": data, "images": images, **config}
-        ).items()
-    }
+    found = {}
+    for model, plain, full, kind, noise, config in (
+        ("ResNet", "BN", "BNN", "batch", batch_noise, resnet),
+        ("ViT", "LN", "LNN", "layer", layer_noise, vit),
+    ):
+        found |= {
+            f"{model} {name}": arm
+            for name, arm in four_arms(
+                plain,
+                full,
+                kind,
+                noise,
+                {"data": data, "images": images, **config},
+            ).items()
+        }
+    return found
 
 
 first_experiment = Recipe(

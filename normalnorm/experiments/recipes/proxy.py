@@ -262,20 +262,27 @@ def proxy_arms(
         >>> len(arms), arms["GN+PN, regularized"]["train"]
         (12, {'epochs': 1, 'label_smoothing': 0.1})
     """
-    more = {
-        "model_arguments": {**config["model_arguments"], **regularized},
-        "train": {**config["train"], "label_smoothing": smoothing},
-    }
-    norms = {
-        name: {"kind": kind, "groups": groups, "proxy": proxied}
-        for name, (kind, proxied) in NORMS.items()
-    }
-    norms["GN+PN and transform"] = norms["GN+PN"] | {"power": True}
-    return {
-        name + said: {**config, **also, "norm": norm}
-        for said, also in (("", {}), (", regularized", more))
-        for name, norm in norms.items()
-    }
+    found = {}
+    for extra in (False, True):
+        rest = dict(config)
+        if extra:
+            rest["model_arguments"] = {**rest["model_arguments"], **regularized}
+            rest["train"] = {**rest["train"], "label_smoothing": smoothing}
+        for name, (kind, proxied) in NORMS.items():
+            found[name + ", regularized" * extra] = {
+                **rest,
+                "norm": {"kind": kind, "groups": groups, "proxy": proxied},
+            }
+        found["GN+PN and transform" + ", regularized" * extra] = {
+            **rest,
+            "norm": {
+                "kind": "group",
+                "groups": groups,
+                "proxy": True,
+                "power": True,
+            },
+        }
+    return found
 
 
 PRINTED = ("BN", "GN", "GN+PN")  # in Tables 15 and 16
@@ -374,21 +381,20 @@ def _recipe(
         4,
         {"dropout": 0.25, "drop_path": 0.25},
     )
-    numbers = {
-        norm + said: Published(
-            mean,
-            round(deviation / 10**0.5, 3),
-            10,
-            f"ResNet-{depth}, {info(data).name}, last epoch",
-            f"labatie2021, Table {15 if data == 'cifar10' else 16}",
-        )
-        for norm in PRINTED
-        for row in [published(data, norm)[DEPTHS.index(depth)]]
-        for said, (mean, deviation) in (
-            ("", row[:2]),
-            (", regularized", row[2:]),
-        )
-    }
+    numbers = {}
+    for norm in PRINTED:
+        row = published(data, norm)[DEPTHS.index(depth)]
+        for arm, (mean, deviation) in (
+            (norm, row[:2]),
+            (f"{norm}, regularized", row[2:]),
+        ):
+            numbers[arm] = Published(
+                mean,
+                round(deviation / 10**0.5, 3),
+                10,
+                f"ResNet-{depth}, {info(data).name}, last epoch",
+                f"labatie2021, Table {15 if data == 'cifar10' else 16}",
+            )
     kinds = ["", ", regularized"]
     return Recipe(
         name=name,

@@ -424,17 +424,14 @@ def _sweep(
     """Arms "kind, value": each of `kinds` at each of `values` of what stands at
     `place`, e.g. "train.batch".
     """
-    part, key = place.split(".")
-    scales = {
-        scale: {
-            f"{kind}, {value}": arm
-            for value in values
-            for kind, arm in _arms(
-                {**base, **options, part: {**base[part], key: value}}, kinds
-            ).items()
-        }
-        for scale, base in (("smoke", _SMOKE), ("book", _BOOK))
-    }
+    scales = {}
+    for scale, base in (("smoke", _SMOKE), ("book", _BOOK)):
+        scales[scale] = {}
+        for value in values:
+            part, key = place.split(".")
+            config = {**base, **options, part: {**base[part], key: value}}
+            for kind, arm in _arms(config, kinds).items():
+                scales[scale][f"{kind}, {value}"] = arm
     return Recipe(
         name=name,
         title=title,
