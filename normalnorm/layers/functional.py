@@ -44,6 +44,7 @@ from normalnorm.layers.backends import (
 from .core import Rule, Statistics
 from normalnorm.layers.guards import (
     are_concrete,
+    channels_of,
     check_channels,
     check_input,
     check_memory,
@@ -375,13 +376,7 @@ def batch_normalized(
         >>> batch_normalized(x, running, None, None, True, 0.1, Rule()).shape
         torch.Size([8, 3])
     """
-
-    if (
-        not isinstance(input, Tensor)
-        or input.ndim < 2
-        or input.layout is not torch.strided
-    ):
-        check_channels(input)
+    channels = channels_of(input)
     unit = Over((0, *range(2, input.ndim)))
     if not training:
         given = _given(rule, *running)
@@ -398,7 +393,7 @@ def batch_normalized(
         unit = across(input)
         problem = NormalizationAcross(*problem)._replace(unit=unit)
         return normalize_and_track(problem, unit.size(input), batches)
-    count = input.numel() // max(input.shape[1], 1)
+    count = input.numel() // max(channels, 1)
     if count == 1:
         raise _single(input.shape)
     return normalize_and_track(problem, count, batches)
@@ -541,10 +536,11 @@ def instance_normalized(
         >>> instance_normalized(x, running, None, None, True, 0.1, Rule()).shape
         torch.Size([2, 3, 5])
     """
+    tracked = use_input_stats and any(a is not None for a in running)
     names = average_names(rule.gaussianizer.names)
-    channels = check_channels(
-        input, weight=weight, bias=bias, **dict(zip(names, running))
-    )
+    # averages that follow are no part of the problem, and nobody else asks
+    ask = check_channels if tracked else channels_of
+    channels = ask(input, weight=weight, bias=bias, **dict(zip(names, running)))
     count = input.numel() // max(input.shape[0] * channels, 1)
     if input.ndim < 3 or (use_input_stats and count == 1):
         raise ValueError(
@@ -553,7 +549,6 @@ def instance_normalized(
             f"{tuple(input.shape)}"
         )
     given = None if use_input_stats else _given(rule, *running)
-    tracked = use_input_stats and any(a is not None for a in running)
     out, used = normalize(
         Normalization(
             input,
@@ -768,7 +763,7 @@ def group_normalized(
         >>> group_normalized(torch.randn(2, 6, 5), 3, None, None, Rule()).shape
         torch.Size([2, 6, 5])
     """
-    channels = check_channels(input, weight=weight, bias=bias)
+    channels = channels_of(input, weight=weight, bias=bias)
     if type(num_groups) is not int:
         num_groups = size("num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:

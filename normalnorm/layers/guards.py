@@ -17,6 +17,7 @@ __all__ = [
     "check_input",
     "check_precision",
     "check_channels",
+    "channels_of",
     "left_alone",
     "Leaf",
     "bound",
@@ -233,6 +234,36 @@ def check_channels(input: Tensor, **values: Tensor | None) -> int:
     check_precision(input, **values)
     check_memory(*values.values())
     return channels
+
+
+def channels_of(input: Tensor, **values: Tensor | None) -> int:
+    """The number of channels, of an input and values whose shapes are in order;
+    what is not is refused as by `check_channels`. Their types and memory the
+    problem asks about, once.
+
+    Arguments and errors as for `check_channels`.
+
+    Example:
+
+        >>> channels_of(torch.ones(2, 3), weight=torch.ones(3), bias=None)
+        3
+        >>> channels_of(torch.ones(2, 3), weight=torch.ones(4))
+        Traceback (most recent call last):
+        ValueError: the input has 3 channels, in a shape of (2, 3), but ...
+    """
+    if (
+        isinstance(input, Tensor)
+        and input.layout is torch.strided
+        and not input.is_nested
+        and input.ndim >= 2
+    ):
+        shape = input.shape[1:2]
+        for value in values.values():
+            if value is not None and value.shape != shape:
+                break
+        else:
+            return shape[0]
+    return check_channels(input, **values)
 
 
 # %% ../../nbs/229_layers.guards.ipynb #22900008

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from .core import Rule
 from normalnorm.layers.guards import (
     Leaf,
+    channels_of,
     check_channels,
     check_input,
     size,
@@ -463,7 +464,6 @@ class _InstanceNormalNorm(_ChannelNormalNorm):
         """Normalize each image and channel; in training, update the running
         averages, where they are tracked, and add noise.
         """
-        check_input(input)
         self._check_shape(input)
         images = input.unsqueeze(0) if input.ndim == min(self._axes) else input
         own = self.training or not self.track_running_stats
@@ -711,8 +711,7 @@ class GroupNormalNorm(_NormalNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         "Normalize each group of each image; add noise in training."
-        check_input(input)
-        if input.ndim < 2 or input.shape[1] != self.num_channels:
+        if channels_of(input) != self.num_channels:
             raise ValueError(
                 "GroupNormalNorm was made for "
                 f"num_channels={self.num_channels} channels on "
