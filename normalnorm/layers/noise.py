@@ -128,15 +128,8 @@ def _turn(word: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _normals(
-    first: int, last: int, seed: Tensor, beyond: Tensor | None = None
-) -> Tensor:
-    """Four normal numbers for each counter from `first` to `last`, in a row,
-    counted from `beyond`.
-    """
-    # without a name, counters are gone when they are used
-    count = lambda: torch.arange(first, last, device=seed.device)
-    words = philox(count() if beyond is None else count() + beyond, seed)
+def _box_muller(words: tuple[Tensor, ...]) -> Tensor:
+    "Four normal numbers of each four words, in a row."
     out = []
     for a, b in (words[:2], words[2:]):
         radius = (-2 * (a.to(torch.float32) * 2.0**-32 + 2.0**-33).log()).sqrt()
@@ -147,6 +140,19 @@ def _normals(
             cos, sin = angle.cos(), angle.sin()
         out += [radius * cos, radius * sin]
     return torch.stack(out, -1).flatten(-2)
+
+
+def _normals(
+    first: int, last: int, seed: Tensor, beyond: Tensor | None = None
+) -> Tensor:
+    """Four normal numbers for each counter from `first` to `last`, in a row,
+    counted from `beyond`.
+    """
+    # without a name, counters are gone when they are used
+    count = lambda: torch.arange(first, last, device=seed.device)
+    return _box_muller(
+        philox(count() if beyond is None else count() + beyond, seed)
+    )
 
 
 def normal_noise(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import files, measure, one, sets
+from benchmarks import files, measure, noise, one, sets
 from benchmarks.__main__ import PARTS
 from tests.layers.steps import step
 
@@ -723,3 +723,15 @@ def test_the_chapter_has_the_same_networks(cells):
         assert shape == network.batch and norm is network.theirs
         count = lambda model: sum(p.numel() for p in model.parameters())
         assert count(make(norm)) == count(network.make(norm))
+
+
+# ---- the noise ----
+
+
+def test_the_pieces_that_are_exchanged_are_in_the_kernel():
+    text = noise.KERNEL.read_text(encoding="utf-8")
+    for name, pieces in noise.VARIANTS.items():
+        other = noise.exchanged(text, pieces)
+        assert other != text, name
+        with pytest.raises(LookupError, match="to exchange"):
+            noise.exchanged(other, pieces)
