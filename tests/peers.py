@@ -55,8 +55,8 @@ def installed(name: str):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     if (
-        package in ("timm", "torchvision", "transformers")
+        package in ("pytorch_lightning", "timm", "torchvision", "transformers")
         and importlib.util.find_spec("torchvision") is not None
     ):
-        import_torchvision()  # timm and transformers import it too
+        import_torchvision()  # the others import it, too
     return importlib.import_module(name)

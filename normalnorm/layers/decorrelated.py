@@ -60,7 +60,7 @@ from normalnorm.layers.functional import (
 )
 from .backends import average_names
 from .noise import add_noise
-from .normality import _ChannelNormalNorm, _features
+from .normality import _BatchLayer, _features
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, upcast
 from normalnorm.theory.whitening import (
@@ -598,7 +598,7 @@ def decorrelated_batch_normal_norm(
 
 
 # %% ../../nbs/252_layers.decorrelated.ipynb #04120ac5
-class _DecorrelatedBatchNorm(_ChannelNormalNorm):
+class _DecorrelatedBatchNorm(_BatchLayer):
     "Groups, running covariance and checkpoints; the plain layer."
 
     _spread = "covariance"

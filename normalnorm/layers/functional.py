@@ -376,7 +376,13 @@ def batch_normalized(
         >>> batch_normalized(x, running, None, None, True, 0.1, Rule()).shape
         torch.Size([8, 3])
     """
-    channels = channels_of(input)
+    # asked here, too: a small layer notices one more call
+    if (
+        not isinstance(input, Tensor)
+        or input.ndim < 2
+        or input.layout is not torch.strided
+    ):
+        check_channels(input)
     unit = Over((0, *range(2, input.ndim)))
     if not training:
         given = _given(rule, *running)
@@ -393,7 +399,7 @@ def batch_normalized(
         unit = across(input)
         problem = NormalizationAcross(*problem)._replace(unit=unit)
         return normalize_and_track(problem, unit.size(input), batches)
-    count = input.numel() // max(channels, 1)
+    count = input.numel() // max(input.shape[1], 1)
     if count == 1:
         raise _single(input.shape)
     return normalize_and_track(problem, count, batches)

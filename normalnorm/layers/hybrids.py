@@ -45,7 +45,7 @@ from normalnorm.layers.functional import (
     next_weight,
     update_running,
 )
-from .normality import _ChannelNormalNorm, _NormalNorm
+from .normality import _BatchLayer, _NormalNorm
 from .normalizers import POINTS, About, Point, _made
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, number, upcast
@@ -104,7 +104,7 @@ class _Pass:
 _PASSES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-class BatchReNorm(_ChannelNormalNorm):
+class BatchReNorm(_BatchLayer):
     """Batch renormalization of (B, C, …).
 
     y = γ·(r·h + d) + β,  h = (u − μ_B)/σ_B

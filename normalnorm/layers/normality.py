@@ -19,10 +19,13 @@ __all__ = [
 
 # %% ../../nbs/240_layers.normality.ipynb #ed6de05a
 import dataclasses
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .core import Rule
 from normalnorm.layers.guards import (
@@ -192,7 +195,7 @@ class _ChannelNormalNorm(_NormalNorm):
         bias: bool = True,
         gaussianizer: Gaussianizer | None = None,
     ):
-        super().__init__()
+        nn.Module.__init__(self)
         self._set_up_channels(
             num_features,
             momentum,
@@ -348,7 +351,44 @@ class _ChannelNormalNorm(_NormalNorm):
         )
 
 
-class _BatchNormalNorm(_ChannelNormalNorm):
+# functions of PyTorch and timm that put another object in the place of each
+# batch norm that they find
+_REPLACING = (
+    "convert_sync_batchnorm",
+    "freeze_batch_norm_2d",
+    "unfreeze_batch_norm_2d",
+)
+
+
+class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
+    """What channel layers share whose statistics reach over the batch. Code
+    that looks for PyTorch's batch norms finds them: to make new averages, keep
+    old ones, train their parameters alone.
+
+    Example:
+
+        >>> layer = BatchNormalNorm1d(1)
+        >>> batches = [torch.tensor([[0.0], [2.0]])]
+        >>> torch.optim.swa_utils.update_bn(batches, layer)
+        >>> layer.running_mean, list(layer.named_children())
+        (tensor([1.]), [])
+    """
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """As of any module. It is the last thing that a function asks which
+        puts another object in a batch norm's place: where one does, that object
+        becomes what ours is (`normalnorm.layers.running_averages`).
+        """
+        caller = sys._getframe(1)
+        if caller.f_code.co_name in _REPLACING:
+            module = f"{__package__}.running_averages"
+            importlib.import_module(module).as_elsewhere(
+                self, caller.f_code.co_name, caller.f_locals
+            )
+        return super().named_children()
+
+
+class _BatchNormalNorm(_BatchLayer):
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input`; in training, update the running averages and add
         noise.

@@ -42,7 +42,7 @@ from normalnorm.layers.functional import (
     normalize_and_track,
     tracked_statistics,
 )
-from .normality import _ChannelNormalNorm, _NormalNorm
+from .normality import _BatchLayer, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, upcast
 
@@ -88,7 +88,7 @@ def _axes(input: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 # %% ../../nbs/310_layers.normalizers.ipynb #310a0014
-class _Crossed(_ChannelNormalNorm):
+class _Crossed(_BatchLayer):
     """A batch norm, one of whose statistics is that of the layer. Without
     transform and noise, unless they are given.
     """

@@ -6,17 +6,18 @@ still while a network is fine-tuned.
 # ../../nbs/271_layers.running_averages.ipynb.
 
 # %% auto #0
-__all__ = ["is_batch_layer", "update_bn", "freeze", "unfreeze"]
+__all__ = ["is_batch_layer", "update_bn", "freeze", "unfreeze", "as_elsewhere"]
 
 # %% ../../nbs/271_layers.running_averages.ipynb #2711a006
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from .families import family_of, is_layer
+from .sync import convert_sync
 
 
 # %% ../../nbs/271_layers.running_averages.ipynb #d1eeeafe
@@ -51,12 +52,13 @@ def update_bn(
     batches of `loader`: mean, variance and λ; of decorrelated layers,
     covariances.
 
-    In place of `torch.optim.swa_utils.update_bn`, which passes normality layers
-    by; PyTorch's batch norms are updated as well. `loader`: batches, each a
-    tensor or a list or tuple whose first element is the input. `device`:
-    batches are moved there. `noise=False`: without the noise of the normality
-    layers, as in evaluation. The model runs in training mode, without gradient,
-    and is put back into the mode it was in; frozen layers keep their averages.
+    In place of `torch.optim.swa_utils.update_bn`, which has no choice of noise
+    and empties frozen layers, too; PyTorch's batch norms are updated as well.
+    `loader`: batches, each a tensor or a list or tuple whose first element is
+    the input. `device`: batches are moved there. `noise=False`: without the
+    noise of the normality layers, as in evaluation. The model runs in training
+    mode, without gradient, and is put back into the mode it was in; frozen
+    layers keep their averages.
 
     Raises `ValueError` for an empty `loader`: the averages would be those of no
     batch.
@@ -185,3 +187,38 @@ def unfreeze(model: nn.Module) -> list[str]:
         module = model.get_submodule(name)
         module.training = model.training or not name
     return names
+
+
+# %% ../../nbs/271_layers.running_averages.ipynb #27110001
+def as_elsewhere(
+    layer: nn.Module, function: str, seen: Mapping[str, Any]
+) -> None:
+    """Do with a batch layer what a `function` of PyTorch or timm does with
+    PyTorch's: it freezes or unfreezes the running averages, or synchronizes the
+    layer, and the object that it has made in the layer's place becomes a second
+    name of the layer.
+
+    `seen`: the local variables of the function. Raises `NotImplementedError`
+    for a layer without a synchronized form, and `RuntimeError` where the
+    function has no variable `module_output`, as in the releases that were
+    tried.
+
+    Example:
+
+        >>> from normalnorm import BatchNormalNorm1d
+        >>> seen = {"module_output": nn.SyncBatchNorm(3)}
+        >>> as_elsewhere(BatchNormalNorm1d(3), "convert_sync_batchnorm", seen)
+        >>> type(seen["module_output"]).__name__
+        'SyncBatchNormalNorm'
+    """
+    if function != "convert_sync_batchnorm":
+        (unfreeze if function.startswith("un") else freeze)(layer)
+        return
+    made = seen.get("module_output")
+    if not isinstance(made, nn.Module):
+        raise RuntimeError(
+            f"{function} is not as it was in the releases that were tried: "
+            "call normalnorm.convert_sync(model) in its place, which works"
+        )
+    convert_sync(layer, seen.get("process_group"))
+    made.__class__, made.__dict__ = type(layer), layer.__dict__

@@ -408,8 +408,8 @@ def convert_sync(
     `SyncBatchNormalNorm`; the same objects, with parameters, buffers, settings,
     hooks, mode.
 
-    Others are left alone. PyTorch's `convert_sync_batchnorm` does not know
-    these layers. Works in place, and returns the module.
+    Others are left alone. PyTorch's and timm's `convert_sync_batchnorm` do the
+    same with these layers, one by one. Works in place, and returns the module.
     Raises `NotImplementedError`, before anything is changed, for layers without
     a synchronized form, with `steps` > 1 or a transform whose gradient is not
     known in closed form, for subclasses with a forward of their own, and for

@@ -24,6 +24,7 @@ PEERS = {
     "torchvision": "torchvision",
     "curvlinops": "curvlinops-for-pytorch",
     "proxynorm": "proxynorm",
+    "pytorch_lightning": "pytorch-lightning",
 }
 
 

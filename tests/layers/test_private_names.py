@@ -31,7 +31,12 @@ LIBRARY = {
     "layers/guards.py": set(HIDDEN),
     # without them there is no kernel (`native._ask`), which has a test
     "layers/engines/native.py": {"_C", "_cdata"},
-    "layers/normality.py": {"_parameters", "_buffers", "_load_from_state_dict"},
+    "layers/normality.py": {
+        "_parameters",
+        "_buffers",
+        "_load_from_state_dict",
+        "nn.modules.batchnorm._BatchNorm",
+    },
     "layers/decorrelated.py": {"_load_from_state_dict"},
     "layers/conversion.py": {"_metadata"},
     "layers/hybrids.py": {"_C._current_graph_task_id"},
