@@ -321,10 +321,9 @@ def fold(
     transform and the affine map remain, as a `FoldedNormality`. Pairs are found
     by tracing the model, or in its `nn.Sequential` containers where it cannot
     be traced. Constants are computed in float64.
-    `torch.nn.utils.fusion.fuse_conv_bn_eval` takes normality layers, too, and
-    drops their λ without a word: it reads what a plain batch norm has, and
-    nothing of that depends on λ. The copy is not for training: what was folded
-    has no running averages any more. The result differs from the model's by
+    `torch.nn.utils.fusion.fuse_conv_bn_eval`, which would drop λ, is refused.
+    The copy is not for training: what was folded has no running averages any
+    more. The result differs from the model's by
     rounding (for `tolerance=0`). `return_report`: return (copy, `Report`):
     which layers were folded, which not, and why.
 

@@ -358,6 +358,8 @@ _REPLACING = (
     "freeze_batch_norm_2d",
     "unfreeze_batch_norm_2d",
 )
+# and functions that take a batch norm for an affine map
+_FUSING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
 
 
 class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
@@ -373,6 +375,19 @@ class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
         >>> layer.running_mean, list(layer.named_children())
         (tensor([1.]), [])
     """
+
+    def _eps(self) -> float:
+        "ε; not for a function that would drop the transform behind it."
+        caller = sys._getframe(1).f_code.co_name
+        if caller in _FUSING and self.gaussianizer.reduced().names:
+            raise TypeError(
+                f"{caller} would fold the standardization of a "
+                f"{type(self).__name__} and drop its transform: use "
+                "normalnorm.layers.folding.fold(model), which keeps it"
+            )
+        return self._rule.eps
+
+    eps = _NormalNorm.eps.getter(_eps)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """As of any module. It is the last thing that a function asks which
