@@ -10,6 +10,7 @@ __all__ = ["parser", "main"]
 # %% ../nbs/770_cli.ipynb #9e2ac4d4
 import argparse
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -195,7 +196,7 @@ def _run(args: argparse.Namespace) -> int:
     }
     if args.dry_run:
         print(tables.forecast(args.recipe, **wanted))
-        return 1 if tables.obstacle(args.recipe, **wanted) else 0
+        return 2 if tables.obstacle(args.recipe, **wanted) else 0
     wanted |= {
         "device": args.device and _usable(args.device),
         "progress": _progress(args),
@@ -211,6 +212,13 @@ def _run(args: argparse.Namespace) -> int:
                 )
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        raise ValueError(
+            f"{error.filename} cannot be written ({error.strerror}): give "
+            "another folder with --out"
+        ) from error
     if train.started()[0] == 0:
         print(tables.report(args.recipe, out=args.out))
     if failed:

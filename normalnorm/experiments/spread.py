@@ -32,7 +32,7 @@ from normalnorm.experiments.results import (
     read_row,
     tell_other_code,
 )
-from .train import started
+from .train import fabric_class, started
 
 
 # %% ../../nbs/765_experiments.spread.ipynb #4c1e3567
@@ -295,6 +295,10 @@ def _over_ray(
     return failures
 
 
+def _others(count: int) -> str:
+    return f" and {count} others" if count > 0 else ""
+
+
 def spread(
     name: Recipe | str,
     scale: str = "smoke",
@@ -348,6 +352,8 @@ def spread(
         [job._replace(path=job.path.absolute()) for job in left],
         allotment(jobs, device, most=len(left)),
     )
+    if left and any("train" in job.config for job in left):
+        fabric_class()  # where it is missing, each process would say so
     try:
         pickle.dumps(left)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -362,9 +368,15 @@ def spread(
         else {}
     )
     if failures:
+        alike: dict[str, list[str]] = {}
+        for label, what in failures.items():
+            alike.setdefault(what, []).append(label)
         raise SpreadError(
             f"{len(failures)} of {len(todo)} runs failed, the others are "
             "finished: "
-            + "; ".join(f"{label}: {what}" for label, what in failures.items())
+            + "; ".join(
+                f"{', '.join(labels[:2])}{_others(len(labels) - 2)}: {what}"
+                for what, labels in alike.items()
+            )
         )
     return [read_row(job.path) for job in todo]

@@ -70,6 +70,7 @@ from normalnorm.experiments.statistics import (
     summarize,
     verdicts,
 )
+from .train import fabric_class
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #5758f7d3
@@ -1047,8 +1048,8 @@ def obstacle(
     out: Path | str | None = None,
     arms: Iterable[str] | None = None,
 ) -> str:
-    """What keeps `run`, with the same arguments, from running here at all, such
-    as data that are not there; empty where nothing does.
+    """What keeps `run`, with the same arguments, from running here at all: data
+    or Lightning Fabric that are not there; empty where nothing does.
 
     `name`, `scale`, `seeds`, `out`, `arms`: as for `run_recipe`.
 
@@ -1061,9 +1062,13 @@ def obstacle(
     """
     recipe = find(name)
     try:
-        plan(recipe, scale, seeds, out, arms)
+        jobs = plan(recipe, scale, seeds, out, arms)
+        if any("train" in job.config for job in jobs):
+            fabric_class()
     except UnknownName:
         raise
+    except ModuleNotFoundError as error:
+        return str(error)
     except (ValueError, OSError) as error:
         if recipe.arms(scale) and seeds != 0:
             return str(error)

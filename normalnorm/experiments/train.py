@@ -28,6 +28,7 @@ __all__ = [
     "clear_leftovers",
     "Moment",
     "started",
+    "fabric_class",
     "make_fabric",
     "by_first",
     "Bar",
@@ -627,6 +628,27 @@ def started() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def fabric_class() -> Any:
+    """Lightning's `Fabric`, which training needs.
+
+    Raises `ModuleNotFoundError` where it is not installed, and says how to
+    install it.
+
+    Example:
+
+        >>> fabric_class().__name__
+        'Fabric'
+    """
+    try:
+        from lightning_fabric import Fabric
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "training needs Lightning Fabric: " + to_install("experiments"),
+            name="lightning_fabric",
+        ) from error
+    return Fabric
+
+
 def make_fabric(
     device: torch.device | str = "cpu",
     precision: str = "32-true",
@@ -649,13 +671,7 @@ def make_fabric(
         >>> make_fabric("cpu").world_size
         1
     """
-    try:
-        from lightning_fabric import Fabric
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "training needs Lightning Fabric: " + to_install("experiments"),
-            name="lightning_fabric",
-        ) from error
+    Fabric = fabric_class()
     device, (_, world) = torch.device(device), started()
     if world > 1 and devices == 1:
         if device.index is not None:

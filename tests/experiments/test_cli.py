@@ -3,6 +3,7 @@ and what is expected, exit status 2, no traceback, nothing written.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -341,6 +342,26 @@ def test_a_run_that_cannot_begin_leaves_no_folder(place, listed, out):
     assert everything(place) == before
     listed(known_recipe())
     assert printed("run", "known", *out)[0] == 0
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["--jobs", "0"]])
+def test_a_missing_library_is_said_once(place, listed, monkeypatch, words):
+    "In a dry run, too, and before any process is started."
+    arms = {"a": {"data": "digits", "train": {}}}
+    listed(known_recipe(scales={"smoke": arms, "book": arms}, compare=()))
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    status, out, err = printed("run", "known", "--out", "new", *words)
+    assert status == 2 and (out + err).count("needs Lightning Fabric: pip") == 1
+
+
+def test_a_folder_that_cannot_be_written(place, monkeypatch):
+    def run(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", "rows/.checkpoints")
+
+    monkeypatch.setattr(results, "run_recipe", run)
+    said = refused(place, "run", "known", "--out", "rows")
+    assert "rows/.checkpoints cannot be written (Read-only" in said
+    assert said.endswith("give another folder with --out\n")
 
 
 def test_a_broken_pipe_and_a_terminal_without_marks(place):

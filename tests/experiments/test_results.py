@@ -1027,7 +1027,7 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
 
     monkeypatch.setattr(results, "data_hash", elsewhere)
     status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
-    assert (status, err) == (1, "")
+    assert (status, err) == (2, "")
     assert "cannot be run here: digits lies elsewhere" in out
 
 

@@ -97,6 +97,29 @@ def test_killed_workers_job_is_taken_up_again_and_failures_are_reported(
     assert {row["threads"] for row in found if row["arm"] == "lives"} == {3}
 
 
+def test_failures_that_are_alike_are_said_once(
+    spreading, tmp_path, monkeypatch
+):
+    names = ("a", "b", "c", "d")
+    monkeypatch.setattr(
+        spread,
+        "_local",
+        lambda left, *_: {
+            job.label: "died" if job.arm in names else "lost" for job in left
+        },
+    )
+    with pytest.raises(
+        spread.SpreadError, match="a seed 0, .*b seed 0 and 2 others: died; .*e"
+    ):
+        spread.spread(
+            spreading.recipe(*names, "e"),
+            seeds=1,
+            out=tmp_path,
+            jobs=2,
+            device="cpu",
+        )
+
+
 class Fake:
     """A worker without a process, whose pipe holds the answer as soon as it has
     a job. One that gets "dies" first dies, once.
