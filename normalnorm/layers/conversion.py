@@ -199,7 +199,10 @@ def _gaussianize(module: Any, cls: type, rule: Rule) -> None:
     """Make a plain normalizer a normality layer of class `cls`, in place; its ε
     stays.
     """
-    plain, eps = _original(module), module.eps
+    plain = _original(module)
+    if family_of(module) is None:
+        _complete(module)
+    eps = module.eps
     if _twin(cls) is not plain:
         module._plain = f"{plain.__module__}:{plain.__qualname__}"
     _set_class(module, cls)
@@ -426,6 +429,83 @@ def _tried(module: nn.Module, base: type) -> type | None:
     return None
 
 
+# %% ../../nbs/270_layers.conversion.ipynb #27000001
+class _Recognized(NamedTuple):
+    """What a class of another library turned out to be: PyTorch's `plain` with
+    the ε and the `offset` of the weight that it has.
+    """
+
+    plain: type
+    shape: tuple[int, ...]
+    eps: float
+    offset: float
+
+
+def _root_mean_square(u, shape, weight, bias, eps):
+    found = nn.functional.rms_norm(u, shape, weight, eps)
+    return found if bias is None else found + bias
+
+
+_OVER_LAST: tuple[tuple[type, Callable, tuple[float, ...]], ...] = (
+    (nn.RMSNorm, _root_mean_square, (0.0, 1.0)),
+    (nn.LayerNorm, nn.functional.layer_norm, (0.0,)),
+)
+_EPSILONS = ("variance_epsilon", "eps", "epsilon")
+
+
+def _recognized(module: nn.Module) -> _Recognized | None:
+    """What a norm of another library is, if it does over the last axis what
+    PyTorch's layer norm or root-mean-square norm does, on random parameters and
+    inputs, of which some are so small that ε decides; None if not.
+    """
+    parameters = dict(module.named_parameters())
+    shapes = {tuple(p.shape) for p in parameters.values()} or {
+        tuple(getattr(module, "normalized_shape", ()))
+    }
+    (shape,) = shapes if len(shapes) == 1 else ((),)
+    if (
+        len(shape) != 1
+        or not parameters.keys() <= {"weight", "bias"}
+        or next(module.buffers(), None) is not None
+    ):
+        return None
+    draw = torch.Generator().manual_seed(0)
+    try:
+        model = copy.deepcopy(module).to_empty(device="cpu").float().eval()
+        for value in model.parameters():
+            value.data = torch.rand(shape, generator=draw) + 0.5
+        u = torch.randn(4, 3, *shape, generator=draw) + 1
+        u *= torch.tensor([1.0, 1e-2, 1e-3, 1e-4])[:, None, None]
+        with torch.no_grad():
+            expected = type(model).forward(model, u)
+    except Exception:  # what cannot be copied or called cannot be tried
+        return None
+    weight, bias = (getattr(model, name, None) for name in ("weight", "bias"))
+    for plain, function, offsets in _OVER_LAST:
+        for offset in offsets if weight is not None else (0.0,):
+            factor = None if weight is None else weight + offset
+            for eps in (*(vars(module).get(n) for n in _EPSILONS), 1e-5, 1e-6):
+                if isinstance(eps, float):
+                    found = function(u, shape, factor, bias, eps)
+                    if torch.allclose(found, expected, rtol=1e-4, atol=0.0):
+                        return _Recognized(plain, shape, eps, offset)
+    return None
+
+
+def _complete(module: Any) -> None:
+    "Give a norm of another library the attributes that PyTorch's has."
+    found = _recognized(module)
+    if found is None:
+        return
+    module.normalized_shape, module.eps = found.shape, found.eps
+    if found.offset:
+        module.weight_offset = found.offset
+    for name in ("weight", "bias"):
+        if name not in module._parameters:
+            module.register_parameter(name, None)
+    module.elementwise_affine = module.weight is not None
+
+
 # %% ../../nbs/270_layers.conversion.ipynb #1ef32f47
 _CONVOLUTIONS = family(
     nn.Conv1d,
@@ -455,8 +535,8 @@ def _unknown(module: nn.Module) -> str:
         return ""
     if re.search("rms", name, re.I):
         return (
-            "a root-mean-square norm of its own: only PyTorch's RMSNorm is "
-            "known"
+            "a root-mean-square norm that does something else than "
+            "PyTorch's, on random input"
         )
     if re.search("frozen", name, re.I):
         return "its statistics are constants"
@@ -496,8 +576,9 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
             "lazy, and its size is not known yet: run the model on one "
             "batch, then convert",
         )
-    if base is None:
-        return None, _unknown(module)
+    said = "" if base is not None else _unknown(module)
+    if base is None and not said:
+        return None, ""
     if _sharded(module):
         return None, _SHARDED
     if "forward" in module.__dict__:
@@ -506,6 +587,11 @@ def _decide(module: nn.Module) -> tuple[type | None, str]:
             "its forward was replaced on the object, and would go on "
             "calling the plain one",
         )
+    if base is None:
+        known = _recognized(module)
+        if known is None:
+            return None, said
+        return twins(known.plain)[0].layer, ""
     if (
         getattr(module, "track_running_stats", False)
         and module.running_mean is None

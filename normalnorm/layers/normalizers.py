@@ -44,7 +44,7 @@ from normalnorm.layers.functional import (
 )
 from .normality import _BatchLayer, _NormalNorm
 from ..theory.gradient import Gaussianizer, Identity
-from ..theory.newton import Over, upcast
+from ..theory.newton import Over, number, upcast
 
 
 class About(Over):
@@ -254,8 +254,10 @@ class RootMeanSquareNorm(_NormalNorm):
 
     Arguments as for `torch.nn.RMSNorm` (`eps` None is the ε of the input's
     dtype, of float32 for half precision), with `noise`, `noise_kind`,
-    `gaussianizer` as for `LayerNormalNorm`, but none by default. Parameters of
-    a transform are estimated on the centred values.
+    `gaussianizer` as for `LayerNormalNorm`, but none by default;
+    `weight_offset` (0.0): γ is the weight plus this, 1 in the language model
+    Gemma. Parameters
+    of a transform are estimated on the centred values.
 
     Checkpoints of `torch.nn.RMSNorm` load and are written. Raises `ValueError`
     where the input does not end in `normalized_shape`, `TypeError` for integer
@@ -267,6 +269,8 @@ class RootMeanSquareNorm(_NormalNorm):
         tensor([[ 1., -1.]], grad_fn=<MulBackward0>)
     """
 
+    weight_offset = 0.0
+
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,
@@ -277,11 +281,13 @@ class RootMeanSquareNorm(_NormalNorm):
         device=None,
         dtype=None,
         *,
+        weight_offset: float = 0.0,
         gaussianizer: Gaussianizer | None = None,
     ):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.elementwise_affine = elementwise_affine
+        self.weight_offset = number("weight_offset", weight_offset)
         rule = Rule.of(
             0.0,
             noise,
@@ -313,7 +319,16 @@ class RootMeanSquareNorm(_NormalNorm):
         self._adopt(self._rule._replace(eps=value))
 
     def _affine(self) -> tuple[Tensor | None, None]:
-        return self.weight, None  # a converted one has no bias
+        weight = self.weight  # a converted one has no bias
+        return (
+            weight + self.weight_offset if self.weight_offset else weight,
+            None,
+        )
+
+    def reset_parameters(self) -> None:
+        "The factor 1."
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, input: Tensor) -> Tensor:
         "Divide `input` by its root mean square; add noise in training."
@@ -324,13 +339,18 @@ class RootMeanSquareNorm(_NormalNorm):
                 eps=torch.finfo(torch.float64 if wide else torch.float32).eps
             )
         return layer_normalized(
-            input, self.normalized_shape, self.weight, None, rule, centred=False
+            input, self.normalized_shape, *self._affine(), rule, centred=False
         )
 
     def extra_repr(self) -> str:
         return (
             f"{self.normalized_shape}, eps={self.eps}, "
             f"elementwise_affine={self.elementwise_affine}, "
+            + (
+                f"weight_offset={self.weight_offset}, "
+                if self.weight_offset
+                else ""
+            )
             + self._described()
         )
 

@@ -818,6 +818,9 @@ def test_timm(name, replaced):
     assert not report.left
 
 
+HEADS = {"head_dim": 8, "num_key_value_heads": 2}
+
+
 @pytest.mark.parametrize(
     "name, given, options, replaced, left",
     [
@@ -852,7 +855,16 @@ def test_timm(name, replaced):
             {("BitGroupNormActivation", "GroupNormalNorm, activation")},
             [],
         ),
-        ("Llama", "ids", {}, set(), ["LlamaRMSNorm"] * 5),
+        *(
+            (name, "ids", options, {(f"{name}{kind}", layer)}, [])
+            for name, options, kind, layer in (
+                ("Llama", {}, "RMSNorm", "RootMeanSquareNorm"),
+                ("Qwen3", HEADS, "RMSNorm", "RootMeanSquareNorm"),
+                ("Gemma", HEADS, "RMSNorm", "RootMeanSquareNorm"),
+                ("Mamba", {}, "RMSNorm", "RootMeanSquareNorm"),
+                ("Olmo", {}, "LayerNorm", "LayerNormalNorm"),
+            )
+        ),
         (
             "Nemotron",
             "ids",
