@@ -11,6 +11,7 @@ __all__ = ["parser", "main"]
 import argparse
 import contextlib
 import errno
+import importlib
 import json
 import os
 import shlex
@@ -25,6 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import __version__, claims
+from .names import near
 
 # %% ../nbs/770_cli.ipynb #0563bc40
 _SCALES = ("smoke", "book", "paper")
@@ -350,6 +352,53 @@ def _lab(args: argparse.Namespace) -> int:
     return lab.open_lab(done.folder, done.chapter, options)
 
 
+# %% ../nbs/770_cli.ipynb #77000001
+def _of_timm(timm: Any) -> dict[str, Callable]:
+    "Name → an architecture of timm."
+    return {
+        name: lambda name=name: timm.create_model(name)
+        for name in timm.list_models()
+    }
+
+
+def _of_transformers(transformers: Any) -> dict[str, Callable]:
+    "Name → an architecture of transformers in its usual size."
+    auto = transformers.models.auto
+    return {
+        name: lambda name=name: transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(name)
+        )
+        for name in auto.configuration_auto.CONFIG_MAPPING_NAMES
+    }
+
+
+def _convert(args: argparse.Namespace) -> int:
+    "Print what `to_normality` makes of an architecture, without its weights."
+    from normalnorm.layers.conversion import to_normality
+
+    known: dict[str, Callable] = {}
+    there = []
+    for library, listed in (
+        ("timm", _of_timm),
+        ("transformers", _of_transformers),
+    ):
+        with contextlib.suppress(ModuleNotFoundError):
+            known |= listed(importlib.import_module(library))
+            there.append(library)
+    if args.architecture not in known:
+        raise ValueError(
+            f"the architecture {args.architecture!r} is not known to "
+            f"{' and '.join(there)}: {near(args.architecture, known)}"
+            if there
+            else "an architecture is one of timm or transformers, and neither "
+            "is installed here: pip install timm, or transformers"
+        )
+    with torch.device("meta"):  # no numbers, so no memory
+        model = known[args.architecture]()
+    print(to_normality(model, return_report=True)[1])
+    return 0
+
+
 # %% ../nbs/770_cli.ipynb #602874da
 class _Parser(argparse.ArgumentParser):
     "Says what is wrong in one line."
@@ -487,6 +536,16 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("recipe")
     report.set_defaults(function=_report)
+
+    convert = commands.add_parser(
+        "convert",
+        help="which normalizers of an architecture of timm or transformers "
+        "become normality layers",
+    )
+    convert.add_argument(
+        "architecture", help="its name there, such as resnet18 or llama"
+    )
+    convert.set_defaults(function=_convert)
 
     lab = commands.add_parser(
         "lab",

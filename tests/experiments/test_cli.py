@@ -20,6 +20,7 @@ import normalnorm
 from normalnorm import claims, cli, lab
 from normalnorm.experiments import results
 from tests.experiments.known import environment, known_recipe, printed
+from tests.peers import installed
 
 
 @pytest.fixture
@@ -431,3 +432,26 @@ def test_a_device_that_fails_without_words(monkeypatch):
     monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(ValueError, match="cannot be used here: RuntimeError"):
         cli._usable("cpu")
+
+
+@pytest.mark.parametrize(
+    "library, name, line",
+    [
+        ("timm", "resnet18", r"bn1 +BatchNormAct2d|bn1 +BatchNorm2d"),
+        ("transformers", "llama", r"norm +LlamaRMSNorm +→  RootMeanSquareNorm"),
+    ],
+)
+def test_what_becomes_of_an_architecture(library, name, line):
+    installed(library)
+    status, out, err = printed("convert", name)
+    assert (status, err) == (0, "") and re.search(line, out), out
+
+
+def test_an_unknown_architecture_and_no_library(monkeypatch):
+    installed("timm")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    status, _, err = printed("convert", "resnet81")
+    assert status == 2 and "known to timm: did you mean resnet18" in err
+    monkeypatch.setitem(sys.modules, "timm", None)
+    status, _, err = printed("convert", "resnet18")
+    assert status == 2 and "neither is installed here: pip install" in err
