@@ -46,6 +46,7 @@ from normalnorm.layers import core  # noqa: E402
 from normalnorm.layers import noise as of_noise  # noqa: E402
 from normalnorm.layers.backends import set_backend  # noqa: E402
 from normalnorm.layers.engines import compiled  # noqa: E402
+from normalnorm.theory.newton import Over  # noqa: E402
 from tools.records import digest, hashes  # noqa: E402
 from tools.rows import trials  # noqa: E402
 
@@ -158,17 +159,15 @@ def prototype(
     name: str, x, w, b, dy, launch: dict | None = None, **settings
 ) -> Callable:
     "Forward and backward pass by a prototype: output, gradients, numbers."
-    module = kernel(name)
+    module, launch = kernel(name), launch or {}
     settings["seed"] = seed()
-    launch = launch or {}
+    # the forward pass of rows has a program for each tile
+    first = {
+        k: v for k, v in launch.items() if (name, k) != ("rows", "programs")
+    }
 
     def run():
-        if name == "rows":
-            values = {k: v for k, v in launch.items() if k == "values"}
-            y, kept = module.forward(x, w, b, **settings, **values)
-            back = module.backward(dy, x, kept, w, True, **settings, **launch)
-            return y, *back, kept
-        y, kept = module.forward(x, w, b, **settings, **launch)
+        y, kept = module.forward(x, w, b, **settings, **first)
         return y, *module.backward(dy, x, kept, w, **settings, **launch), kept
 
     return run
@@ -230,7 +229,7 @@ def errors(kind, shape, dtype, settings, last) -> Row:
     dims = (-1,) if kind == "rows" else (0, *range(2, len(shape)))
     out, used = core.by_autograd(
         wide[0],
-        dims,
+        Over(dims),
         core.Rule.of(noise=noise, alpha=alpha, noise_kind=how),
         *(t.view(view) for t in wide[1:]),
         seed(),
