@@ -13,17 +13,10 @@ import pytest
 
 from normalnorm.layers.engines import compiler
 from tests.kernel import compile_once
+from tests.layers.steps import python
 from tools import wheel as packing
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")
@@ -260,13 +253,6 @@ def test_import_is_light():
     """`import normalnorm` loads neither torch nor anything heavy; using a layer
     loads torch, but no development tool and no plotting.
     """
-    assert (
-        python(
-            "import sys, normalnorm; print('torch' in sys.modules, "
-            "'numpy' in sys.modules)"
-        )
-        == "False False"
-    )
     unwanted = (
         "nbdev",
         "fastcore",
@@ -282,23 +268,24 @@ def test_import_is_light():
         "statsmodels",
         "numba",
     )
-    loaded = python(
-        "import sys, torch; before = set(sys.modules); from "
-        "normalnorm import BatchNormalNorm2d; print([m for m in "
-        f"{unwanted} if m in set(sys.modules) - before])"
-    )
-    assert loaded == "[]"
+    code = f"""
+        import sys, normalnorm
+        print({{"torch", "numpy"}} & {{*sys.modules}})
+        import torch
+        before = {{*sys.modules}}
+        from normalnorm import BatchNormalNorm2d
+        print({{*{unwanted}}} & ({{*sys.modules}} - before))
+    """
+    assert python(code).split() == ["set()", "set()"]
 
 
 def test_weight_decay_knows_layers_that_nothing_has_imported():
-    assert (
-        python(
-            "from torch import nn\n"
-            "from normalnorm.layers.weight_decay import no_weight_decay\n"
-            "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
-        )
-        == "['bias', 'weight']"
-    )
+    code = """
+        from torch import nn
+        from normalnorm.layers.weight_decay import no_weight_decay
+        print(*sorted(no_weight_decay(nn.BatchNorm1d(3))))
+    """
+    assert python(code) == "bias weight\n"
 
 
 def test_command():
@@ -320,4 +307,4 @@ def test_command():
 def test_the_readme_example_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.split("```python\n")[1].split("```")[0]
-    assert python(code + "\nprint(tuple(out.shape))") == "(32, 64, 14, 14)"
+    assert python(code + "\nprint(*out.shape)") == "32 64 14 14\n"

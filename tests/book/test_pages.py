@@ -442,13 +442,6 @@ def test_the_book_has_the_pages_of_its_contents_only(html):
     assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
 
 
-def test_old_names_lead_to_the_new_pages(html):
-    for old, new in renamed().items():
-        page = html / "nbs" / f"{old}.html"
-        assert set(links.read(page).links) == {f"{new}.html"}
-        assert not links.missing(page, f"{new}.html")
-
-
 def test_a_page_under_an_old_name(tmp_path):
     """It is written over what an earlier build left there; it leads to the
     chapter with scripts and without.

@@ -123,11 +123,7 @@ def test_words_and_pictures(tmp_path):
     assert reading.row(Chapter("010_a", tmp_path)) == {
         "words": 7,
         "code": 3,
-        "figures": 2,
-        "drag": 1,
-        "exercises": 1,
         "lines_before_picture": 6,
-        "ratio": round(3 * 12 / 7, 2),
     }
 
 
