@@ -61,40 +61,37 @@ SCRIPTS = Path(__file__).parents[1] / "browser"
 
 class Looks:
     """What a browser sees on pages, by each page's bytes, and by the styles,
-    scripts and browser that show it. What was whole is kept in `memory` and not
-    looked at again; what was not is known to this run only.
+    scripts and browser that show it. What was whole stays in pytest's cache and
+    is not looked at again; what was not is known to this run only.
     """
 
-    def __init__(self, html: Path, memory: Path, this_run: Path):
-        self.memory, self.this_run = memory, this_run
+    def __init__(self, html: Path, cache, this_run: str):
+        self.cache, self.this_run = cache, this_run
         files = [
             *sorted(p for p in (html / "_static").rglob("*") if p.is_file()),
             *(SCRIPTS / "page.js", browser.SCRIPT, Path(browser.__file__)),
         ]
         self.shown_by = [browser.version(), *(digest_of(p) for p in files)]
-        for folder in (memory, this_run):
-            folder.mkdir(parents=True, exist_ok=True)
 
-    def name(self, page: Path) -> str:
-        key = "\n".join([*self.shown_by, digest_of(page)])
-        return f"{page.stem}-{run.digest(key.encode())}.json"
+    def key(self, page: Path) -> str:
+        return run.digest("\n".join([*self.shown_by, digest_of(page)]).encode())
 
     def of(self, page: Path) -> dict | None:
-        for folder in (self.memory, self.this_run):
-            if (path := folder / self.name(page)).exists():
-                return json.loads(path.read_text(encoding="utf-8"))
-        return None
+        known = self.cache.get(f"seen/{page.stem}", {"key": ""})
+        if known["key"] != self.key(page):
+            return None
+        lasts = not known["report"]["problems"]
+        return (
+            known["report"] if lasts or known["run"] == self.this_run else None
+        )
 
     def take(self, pages: list[Path]) -> None:
         found = browser.inspect(
             pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
         )
         for page, report in found.items():
-            folder = self.this_run if report["problems"] else self.memory
-            for older in self.memory.glob(f"{page.stem}-*.json"):
-                older.unlink()
-            text = json.dumps(report)
-            (folder / self.name(page)).write_text(text, encoding="utf-8")
+            about = {"key": self.key(page), "run": self.this_run}
+            self.cache.set(f"seen/{page.stem}", about | {"report": report})
 
 
 def digest_of(path: Path) -> str:
@@ -102,7 +99,7 @@ def digest_of(path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def seen(html, shared_folder):
+def seen(html, shared_folder, request):
     """Page, in the order of the table of contents, then those outside it → what
     a browser saw at both widths.
 
@@ -112,7 +109,7 @@ def seen(html, shared_folder):
     listed = [html / f"{page}.html" for page in pages()]
     listed += [p for p in pages_of(html) if p not in listed]
     assert len({p.stem for p in listed}) == len(listed)
-    looks = Looks(html, ROOT / "_build" / "seen", shared_folder / "seen")
+    looks = Looks(html, request.config.cache, str(shared_folder))
     parts = [listed[i : i + 20] for i in range(0, len(listed), 20)]
     order = 1 if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" else -1
     for part in parts[::order]:
@@ -164,8 +161,12 @@ def test_a_page_is_looked_at_again_when_something_of_it_changed(
         browser, "inspect", lambda ps, *_, **__: {p: found[p.stem] for p in ps}
     )
     monkeypatch.setattr(browser, "version", lambda: "Chromium 1")
-    runs = (tmp_path / f"run {i}" for i in range(5))
-    looks = lambda: Looks(tmp_path, tmp_path / "memory", next(runs))
+
+    class Kept(dict):
+        set = dict.__setitem__
+
+    runs, kept = iter("abcde"), Kept()
+    looks = lambda: Looks(tmp_path, kept, next(runs))
     first = looks()
     assert first.of(whole) is first.of(broken) is None
     first.take([whole, broken])
