@@ -15,6 +15,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tools.files import ran
+
 NAMES = (
     "chromium",
     "chromium-browser",
@@ -66,8 +68,7 @@ def chromium() -> str | None:
 
 def version() -> str:
     "What this machine's browser says that it is."
-    asked = [chromium(), "--version"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout
+    return ran([chromium(), "--version"]).stdout
 
 
 def command(browser: str, folder: str, *arguments: str) -> list[str]:
@@ -75,13 +76,9 @@ def command(browser: str, folder: str, *arguments: str) -> list[str]:
     namespace of its own, where we may make one.
     """
     alone = ["unshare", "-n"]
-    allowed = (
-        shutil.which("unshare")
-        and subprocess.run([*alone, "true"], capture_output=True).returncode
-        == 0
-    )
+    refused = not shutil.which("unshare") or ran([*alone, "true"]).returncode
     return [
-        *(alone if allowed else []),
+        *([] if refused else alone),
         browser,
         *FLAGS,
         "--host-resolver-rules=MAP * ~NOTFOUND",

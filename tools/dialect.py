@@ -19,6 +19,7 @@ from pathlib import Path
 from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter, stand_in
 from tools.chapters import cell as cell_of
+from tools.files import load
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
 
@@ -172,7 +173,7 @@ def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
 
 def code_cell(cell: dict) -> None:
     "Directives out, tags and figure metadata in."
-    source = "".join(cell["source"])
+    source = cell["source"]
     found = directives(source)
     cell["source"] = without_directives(source)
     # a hidden or folded cell that failed is shown
@@ -272,14 +273,9 @@ CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
 
 def title_of(path: Path) -> str:
     "The first heading of a notebook, or its name where there is none."
-    cells = (
-        json.loads(path.read_text(encoding="utf-8"))["cells"]
-        if path.exists()
-        else []
-    )
-    found = re.search(
-        r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M
-    )
+    cells = load(path)["cells"][:1] if path.exists() else []
+    first = "".join(line for cell in cells for line in cell["source"])
+    found = re.search(r"^# (.+)$", first, re.M)
     return found[1] if found else path.stem
 
 
@@ -333,7 +329,7 @@ def native_cells(cells: list[dict]) -> list[dict]:
     """
     out = []
     for cell in cells:
-        source = "".join(cell["source"])
+        source = cell["source"]
         if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
             label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
             out.append(cell_of("markdown", label, f"{cell['id']}-f"))
@@ -349,7 +345,7 @@ def label_exports(
 ) -> list[dict]:
     "The cells, with a label above each visible cell that the library contains."
     found = [
-        directives("".join(c["source"])) if c["cell_type"] == "code" else {}
+        directives(c["source"]) if c["cell_type"] == "code" else {}
         for c in cells
     ]
     module = next((f["default_exp"] for f in found if "default_exp" in f), "")
@@ -358,9 +354,7 @@ def label_exports(
         if (
             "export" in marks
             and "remove-cell" not in cell_tags(marks)
-            and (
-                label := export_label("".join(cell["source"]), module, entries)
-            )
+            and (label := export_label(cell["source"], module, entries))
         ):
             out.append(label)
         out.append(cell)
@@ -416,7 +410,7 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     made = []
     for i, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
-            found = directives("".join(cell["source"]))
+            found = directives(cell["source"])
             if i == number:
                 mark = ":::{div} failed-cell\nThis cell failed.\n:::"
                 mark = f"(failed-{name})=\n{mark}"
@@ -448,20 +442,19 @@ def garbage(kind: str, data) -> str:
 
     Sphinx would end at it without a book.
     """
-    if kind.endswith("json") or "+json" in kind:
+    if "json" in kind:
         return ""
-    if not (
-        isinstance(data, str)
-        or isinstance(data, list)
-        and all(isinstance(line, str) for line in data)
-    ):
+    lines = [data] if isinstance(data, str) else data
+    try:
+        text = "".join(lines)
+    except TypeError:
         return f"{kind} that is no text"
     if kind in BINARY:
         try:
-            binascii.a2b_base64("".join(data))
+            binascii.a2b_base64(text)
         except ValueError:
             return f"{kind} that is not in base 64"
-    if kind == "image/svg+xml" and "<svg" not in "".join(data):
+    if kind == "image/svg+xml" and "<svg" not in text:
         return f"{kind} without an svg element"
     return ""
 
@@ -498,20 +491,20 @@ def translate_notebook(
     API, by module; `failed`: what the record of the chapter `name` says where
     its last run failed.
     """
-    claims = set(claims)
-    outputs = {}
-    for cell in executed["cells"] if executed else []:
+    claims, outputs = set(claims), {}
+    run = executed["cells"] if executed else []
+    for cell in (*notebook["cells"], *run):
+        cell["source"] = "".join(cell["source"])
+    for cell in run:
         if cell["cell_type"] == "code":
-            outputs.setdefault("".join(cell["source"]), []).append(
-                cell["outputs"]
-            )
+            outputs.setdefault(cell["source"], []).append(cell["outputs"])
     for cell, found in markup.cells(notebook["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = Myst().write(found)
     title(notebook["cells"])
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            known = outputs.get("".join(cell["source"]))
+            known = outputs.get(cell["source"])
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
                 show_doc(output)
@@ -544,11 +537,7 @@ def source_read(app, docname, source):
     run = Run(chapter)
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
-    copy = (
-        json.loads(run.notebook.read_text(encoding="utf-8"))
-        if run.notebook.exists()
-        else None
-    )
+    copy = load(run.notebook) if run.notebook.exists() else None
     reason = chapter.unreadable()
     read = stand_in(path, reason) if reason else json.loads(source[0])
     notebook = translate_notebook(
@@ -562,17 +551,14 @@ def source_read(app, docname, source):
     notebook["cells"] = mark_older(
         notebook["cells"], run.record().get("dependencies", [])
     )
-    for output in (
-        output
-        for cell in notebook["cells"]
-        for output in cell.get("outputs", [])
-    ):
-        for wrong in without_garbage(output):
-            logging.getLogger(__name__).warning(
-                "an output was left out: %s", wrong, location=docname
-            )
-        for named in chapter_titles(output, path.parent):
-            app.env.note_dependency(str(named))
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            for wrong in without_garbage(output):
+                logging.getLogger(__name__).warning(
+                    "an output was left out: %s", wrong, location=docname
+                )
+            for named in chapter_titles(output, path.parent):
+                app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
 
 
@@ -725,33 +711,25 @@ def keep_punctuation(doctree) -> None:
     """
     from docutils import nodes
 
+    def taken(beside, pattern) -> list:
+        "What a text beside a formula ends or begins with; it loses that."
+        found = isinstance(beside, nodes.Text) and pattern.search(beside)
+        if not found:
+            return []
+        beside.parent.replace(beside, nodes.Text(pattern.sub("", beside)))
+        return [nodes.Text(found[0])]
+
     for math in list(doctree.findall(nodes.math)):
-        if not isinstance(
-            math.parent, nodes.Element
-        ) or "kept" in math.parent.get("classes", ()):
+        parent, place = math.parent, math.parent.index(math)
+        if "kept" in parent.get("classes", ()):
             continue
-        siblings = math.parent.children
-        place = siblings.index(math)
-        before, after = (
-            siblings[i] if 0 <= i < len(siblings) else None
-            for i in (place - 1, place + 1)
-        )
-        opens = (
-            OPENING.search(before) if isinstance(before, nodes.Text) else None
-        )
-        closes = (
-            CLOSING.search(after) if isinstance(after, nodes.Text) else None
-        )
-        if not opens and not closes:
-            continue
-        parts = [nodes.Text(opens[0])] if opens else []
-        parent, kept = math.parent, nodes.inline("", "", classes=["kept"])
-        parent.replace(math, kept)
-        kept += [*parts, math, *([nodes.Text(closes[0])] if closes else [])]
-        if opens:
-            parent.replace(before, nodes.Text(before[: opens.start()]))
-        if closes:
-            parent.replace(after, nodes.Text(after[closes.end() :]))
+        before, after = parent[:place][-1:], parent[place + 1 :][:1]
+        opens = taken(*before, OPENING) if before else []
+        closes = taken(*after, CLOSING) if after else []
+        if opens or closes:
+            kept = nodes.inline("", "", classes=["kept"])
+            parent.replace(math, kept)
+            kept += [*opens, math, *closes]
 
 
 def safe_parser():

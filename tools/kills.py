@@ -10,7 +10,6 @@ from this one, which has imported what they need.
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import random
@@ -31,7 +30,8 @@ import torch
 
 from normalnorm import cli
 from normalnorm.experiments import results
-from normalnorm.experiments.train import CheckpointError, write_atomically
+from normalnorm.experiments.train import CheckpointError
+from tools.files import save
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "kills.json"
 # AdamW keeps two numbers for each weight, the chosen weights come to it: of the
@@ -324,8 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
         "parts": found,
         "failures": failures,
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(given.out, lambda file: file.write(text.encode()))
+    save(given.out, record)
     if not failures:
         shutil.rmtree(folder)
     return bool(failures)

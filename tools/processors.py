@@ -21,12 +21,10 @@ addresses, of undefined behaviour, and of threads.
 
 import argparse
 import hashlib
-import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+
+from tools.files import load, python, ran, save
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
@@ -179,10 +179,6 @@ def find(tool: str) -> str | None:
     return shutil.which(tool)
 
 
-def ran(command: list[str], **how) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, **how)
-
-
 def output(*command: str) -> str:
     try:
         return ran(list(command), cwd=ROOT).stdout.strip()
@@ -316,7 +312,7 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
     code = (
         f"from tools.processors import problem as p; print(p({instructions!r}))"
     )
-    done = ran([sys.executable, "-c", code], cwd=ROOT, env=env)
+    done = python("-c", code, cwd=ROOT, env=env)
     if why := (done.stderr if done.returncode else done.stdout).strip():
         raise Failed(why[-300:])
     print(f"held to {instructions}", flush=True)
@@ -334,11 +330,7 @@ def run_tests(
     env = environment(instructions, compiler, cache_folder, threads)
     compiled(instructions, env)
     options = ["--no-header", "--tb=short"]
-    done = ran(
-        [sys.executable, "-m", "pytest", *options, *chosen],
-        cwd=ROOT,
-        env=env,
-    )
+    done = python("-m", "pytest", *options, *chosen, cwd=ROOT, env=env)
     (folder / "output.txt").write_text(done.stdout + done.stderr, "utf-8")
     return tested(done.stdout, done.returncode)
 
@@ -619,7 +611,7 @@ def recorded() -> dict[str, dict]:
     """The outcomes of parts in the record, but of another kernel, or by other
     compilers, none; and what `--whole` came to.
     """
-    record, now = json.loads(RECORD.read_text(encoding="utf-8")), about()
+    record, now = load(RECORD), about()
     same = all(record[k] == now[k] for k in ("native source", "compilers"))
     return record | {"parts": record["parts"] if same else {}}
 
@@ -634,7 +626,7 @@ def write_record(outcomes: dict[str, dict]) -> None:
         "not run": [name for name in names if name not in done],
         "whole": known["whole"] | {k: o for k, o in whole.items() if o},
     }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(RECORD, record)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -40,7 +40,7 @@ def words(found: tuple[markup.Block, ...]) -> int:
 
 def visible_code(cell: dict) -> int:
     "Lines of code that are seen."
-    source, raw = "".join(cell["source"]), cell["cell_type"] == "raw"
+    source, raw = cell["source"], cell["cell_type"] == "raw"
     found, code = directives(source), without_directives(source)
     unseen = {"remove-cell", "remove-input", "hide-input"}
     if (
@@ -58,7 +58,7 @@ def row(chapter: Chapter) -> dict:
     prose = code = tall = 0
     picture = None
     for cell, blocks in markup.cells(chapter.cells()):
-        source = "".join(cell["source"])
+        source = cell["source"]
         found = directives(source)
         if cell["cell_type"] == "markdown":
             prose += words(blocks)

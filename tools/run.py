@@ -29,6 +29,7 @@ from pathlib import Path
 
 from tools import kernels, records
 from tools.chapters import ROOT, Chapter, chapters
+from tools.files import load, replace, save
 
 HEADING = re.compile(r"^#+ .*$", re.M)
 # a docstring that is asked for, not one that has an example
@@ -217,7 +218,7 @@ class Run:
         `failed`: cell, of, error; empty where there is none.
         """
         try:
-            return json.loads(self.record_file.read_text(encoding="utf-8"))
+            return load(self.record_file)
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -307,20 +308,6 @@ def without_machine(text: str, root: Path) -> str:
         text = text.replace(f"{folder}{os.sep}", name)
     text = re.sub(r"\S*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
     return PLACES.sub(r"…/\1", text)
-
-
-def write(path: Path, text: str) -> None:
-    "Whole or not at all: tests in another process may read at the same time."
-    with tempfile.NamedTemporaryFile(
-        "w",
-        dir=path.parent,
-        prefix=f".{path.name}",
-        encoding="utf-8",
-        errors="backslashreplace",
-        delete=False,
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
@@ -414,7 +401,7 @@ def execute(
                     },
                 )
             )
-            known = json.loads(report.read_text())
+            known = load(report)
         notebook.cells = notebook.cells[1:-1]
         root = f"{chapter.root.resolve()}{os.sep}"
         names = {
@@ -500,28 +487,21 @@ def execute(
                 elif output.output_type == "stream":
                     output["text"] = clean(output["text"])
             notebook.cells = notebook.cells[1 : count + 1]
-            write(run.notebook, nbformat.writes(notebook))
+            replace(run.notebook, nbformat.writes(notebook))
         else:
             run.notebook.unlink(missing_ok=True)
-        write(
-            run.record_file,
-            json.dumps(
-                {
-                    "failed": {
-                        "cell": number,
-                        "of": count if number else 0,
-                        "error": line,
-                    },
-                    "seconds": round(time.perf_counter() - start, 2),
-                },
-                indent=1,
-            ),
-        )
+        failed = {
+            "cell": number,
+            "of": count if number else 0,
+            "error": line,
+        }
+        seconds = round(time.perf_counter() - start, 2)
+        save(run.record_file, {"failed": failed, "seconds": seconds})
         raise ChapterFailed(
             chapter.name, number, count if number else 0, line, clean(details)
         ) from None
-    write(run.notebook, text)
-    write(run.record_file, json.dumps(record, indent=1))
+    replace(run.notebook, text)
+    save(run.record_file, record)
     return run
 
 
@@ -537,7 +517,7 @@ def expected_seconds(chapter: Chapter) -> float:
     """
     if seconds := Run(chapter).record().get("seconds"):
         return seconds
-    return json.loads(SECONDS.read_text()).get(chapter.name, 5.0)
+    return load(SECONDS).get(chapter.name, 5.0)
 
 
 def rounds(todo: list[Chapter]) -> list[list[Chapter]]:

@@ -12,6 +12,7 @@ from normalnorm.claims import ledger
 from tests.book import toy
 from tools import api, dialect, markup
 from tools.chapters import ROOT, chapter, chapters
+from tools.files import load
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
 LINE = (
@@ -145,7 +146,7 @@ def test_links_to_chapters_show_titles(tmp_path):
 def notation_rows():
     for cell in chapter("905_notation").cells():
         for line in (
-            "".join(cell["source"]).split("\n")
+            cell["source"].split("\n")
             if cell["cell_type"] == "markdown"
             else ()
         ):
@@ -156,7 +157,7 @@ def notation_rows():
 @pytest.fixture(scope="module")
 def sources():
     return {
-        c.name: "\n".join("".join(cell["source"]) for cell in c.cells())
+        c.name: "\n".join(cell["source"] for cell in c.cells())
         for c in chapters()
         if c.name != "905_notation"
     }
@@ -276,7 +277,7 @@ def test_letters_of_equations_are_defined_before():
     place, rows, missing, seen = {}, {}, [], 0
     for i, c in enumerate(chapters()):
         for cell in c.cells():
-            for label in re.findall(r"\{#([\w-]+)", "".join(cell["source"])):
+            for label in re.findall(r"\{#([\w-]+)", cell["source"]):
                 place[label] = i
     for symbol, meaning, _, where in notation_rows():
         here, only = (
@@ -387,13 +388,11 @@ def test_the_api_page(small):
 
 
 def test_exported_cells_are_labelled(small):
-    notebook = json.loads((small / "nbs" / "010_small.ipynb").read_text())
+    notebook = load(small / "nbs" / "010_small.ipynb")
     cells = dialect.translate_notebook(
         notebook, None, set(), api.entries(small)
     )["cells"]
-    labels = [
-        i for i, c in enumerate(cells) if "module-label" in "".join(c["source"])
-    ]
+    labels = [i for i, c in enumerate(cells) if "module-label" in c["source"]]
     assert labels == [2] and cells[3]["source"] == "def double(): ..."
     assert (
         cells[2]["source"].startswith("(code-normalnorm.small.double)=\n")

@@ -23,6 +23,7 @@ from tools.chapters import (
     renamed,
 )
 from tools.dialect import directives
+from tools.files import load
 
 
 def test_package_and_generated_files_agree_with_the_notebooks():
@@ -36,7 +37,7 @@ def test_each_piece_of_cpp_follows_what_it_does():
         cells = c.cells()
         for i, cell in enumerate(cells):
             if cell["cell_type"] == "raw":
-                source, seen = "".join(cell["source"]), seen + 1
+                source, seen = cell["source"], seen + 1
                 lines = source.count("\n")
                 assert f"nbs/{c.name}" in handbook(), c.name
                 assert cells[i - 1]["cell_type"] == "markdown", (c.name, i + 1)
@@ -185,7 +186,7 @@ def test_comparing_words_of_the_landing_page_come_from_a_verdict():
     is made by `verdict` and `share`.
     """
     for cell in chapter("index").cells():
-        source = "".join(cell["source"])
+        source = cell["source"]
         if cell["cell_type"] == "code":
             if "echo" not in directives(source):
                 continue
@@ -222,7 +223,7 @@ def test_every_equation_label_and_reference_is_unique_and_known():
     labels, references = {}, {}
     for c in chapters():
         for cell, found in markup.cells(c.cells()):
-            text = "".join(cell["source"])
+            text = cell["source"]
             if cell["cell_type"] == "code":
                 for label in re.findall(r"^#\| label: ([\w-]+)", text, re.M):
                     assert label not in labels, (
@@ -295,7 +296,7 @@ def test_committed_results_say_what_they_are():
             path.parent.name == "mutation" or path.name.startswith("test-")
         ):
             continue
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load(path)
         about = found.get("environment", found)
         assert {"date", "torch"} <= set(about), path.name
         made_on = {about.get("processor"), about.get("device")} - {None}
@@ -345,7 +346,7 @@ def test_chapters_are_named_by_links():
         for i, cell in enumerate(c.cells()):
             if cell["cell_type"] != "markdown":
                 continue
-            text = "".join(cell["source"])
+            text = cell["source"]
             bare = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
             found += [
                 f"{c.name}, cell {i}: {m[0]!r} is no link"

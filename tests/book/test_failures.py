@@ -3,11 +3,9 @@ book is there.
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from html import unescape
@@ -18,6 +16,7 @@ import pytest
 from tests.book import toy
 from tools import build, kernels, links, run
 from tools.chapters import ROOT, Chapter, chapters
+from tools.files import load, python
 
 FIGURE = (
     "from IPython.display import SVG\n"
@@ -322,7 +321,7 @@ def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
             pytest.skip("no kernels can be forked here")
         for parent in (None, nursery, nursery):
             done = run.execute(c, nursery=parent)
-            cells = json.loads(done.notebook.read_text())["cells"]
+            cells = load(done.notebook)["cells"]
             seen.append(
                 (
                     [x.get("outputs") for x in cells],
@@ -343,13 +342,8 @@ def test_kernels_end_with_the_process_that_made_them():
         "    print(n.process.pid if n else 0, flush=True)\n"
         "    os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = python("-c", code, cwd=ROOT, env=env)
     pid = int(done.stdout or 0)
     if not pid:
         pytest.skip("no kernels can be forked here")
@@ -405,6 +399,4 @@ def test_longest_first_and_collectors_last(tmp_path, monkeypatch):
 
 
 def test_the_hints_are_about_chapters_of_the_book():
-    assert set(json.loads(run.SECONDS.read_text())) <= {
-        c.name for c in chapters()
-    }
+    assert set(load(run.SECONDS)) <= {c.name for c in chapters()}

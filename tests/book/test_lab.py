@@ -2,17 +2,14 @@
 left, code unchanged; from a wheel into an empty folder.
 """
 
-import json
 import os
 import re
-import subprocess
-import sys
 import zipfile
 
 import lxml.html
 import pytest
 
-from tools import markup, plain
+from tools import files, markup, plain
 from tools.chapters import ROOT, Chapter
 from tools.dialect import without_directives
 
@@ -125,13 +122,7 @@ def test_numbers_are_those_of_the_rendered_book():
 
 def python(code, site, cwd):
     env = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    return files.python("-c", code, cwd=cwd, env=env)
 
 
 def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
@@ -158,9 +149,7 @@ def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
         "225_theory.curvature.ipynb",
         "510_experiments.recipes.first.ipynb",
     ):
-        cells = json.loads((empty / "here" / name).read_text(encoding="utf-8"))[
-            "cells"
-        ]
+        cells = files.load(empty / "here" / name)["cells"]
         script = "\n\n".join(
             "".join(c["source"]) for c in cells if c["cell_type"] == "code"
         )

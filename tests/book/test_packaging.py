@@ -14,6 +14,7 @@ import pytest
 from normalnorm.layers.engines import compiler
 from tests.kernel import compile_once
 from tests.layers.steps import python
+from tools import files
 from tools import wheel as packing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,20 +202,9 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
     source = start(levels[-1], ROOT, NORMALNORM_QUIET="1")
     target = once(
         "installed wheel",
-        lambda folder: subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-index",
-                "--disable-pip-version-check",
-                "--target",
-                str(folder),
-                str(carrying),
-            ],
+        lambda folder: files.python(
+            *"-m pip install --quiet --no-deps --no-index".split(),
+            *("--disable-pip-version-check", "--target", folder, carrying),
             check=True,
         ),
     )
@@ -289,18 +279,8 @@ def test_weight_decay_knows_layers_that_nothing_has_imported():
 
 
 def test_command():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "normalnorm",
-            "verify",
-            "nn-yj-identity",
-            "--mutants",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    words = "-m normalnorm verify nn-yj-identity --mutants".split()
+    done = files.python(*words)
     assert done.returncode == 0 and "mutant rejected" in done.stdout
 
 

@@ -3,11 +3,9 @@ network, at the width of a telephone, in light and dark mode.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
-import subprocess
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ from bs4 import BeautifulSoup
 from tests.book import toy
 from tools import browser, build, launch, links, pdf, plain, run
 from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
+from tools.files import load, ran
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -470,17 +469,11 @@ def test_an_old_address_arrives_at_its_place(tmp_path):
         "<!DOCTYPE html><p>The new page</p><i id='sec-a'></i>"
         "<script>document.body.append(' at ' + location.hash)</script>"
     )
-    found = subprocess.run(
-        browser.command(
-            browser.chromium(),
-            tmp_path / "profile",
-            "--dump-dom",
-            (tmp_path / "old.html").as_uri() + "#sec-a",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    address = (tmp_path / "old.html").as_uri() + "#sec-a"
+    command = browser.command(
+        browser.chromium(), tmp_path / "profile", "--dump-dom", address
+    )
+    found = ran(command, timeout=120).stdout
     assert "The new page" in found and " at #sec-a" in found
 
 
@@ -733,9 +726,7 @@ def test_what_colab_and_binder_open(public, tmp_path):
         wanted
         in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
     )
-    first = json.loads(
-        (tmp_path / "out/nbs/220_theory.newton.ipynb").read_text()
-    )["cells"][0]
+    first = load(tmp_path / "out/nbs/220_theory.newton.ipynb")["cells"][0]
     assert (
         first["cell_type"] == "code"
         and f'%pip install --quiet "{wanted}"' in first["source"]

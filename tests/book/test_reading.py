@@ -261,7 +261,7 @@ def test_folded_cells_of_a_notebook_that_leaves_the_book(tmp_path):
     for cell in Chapter("220_theory.newton", ROOT).cells():
         if cell["cell_type"] != "code" or cell["id"] not in cells:
             continue
-        made, fold = cells[cell["id"]], fold_of("".join(cell["source"]))
+        made, fold = cells[cell["id"]], fold_of(cell["source"])
         if fold:
             seen += 1
             assert made["metadata"] == {"jupyter": {"source_hidden": True}}
@@ -275,7 +275,7 @@ def test_paths_of_the_tour_take_the_time_they_say():
     """
     minutes = {"an hour": 60, "half an hour": 30, "a quarter of an hour": 15}
     text = "\n".join(
-        "".join(c["source"])
+        c["source"]
         for c in Chapter("010_in_ten_minutes", ROOT).cells()
         if c["cell_type"] == "markdown"
     )

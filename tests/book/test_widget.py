@@ -5,8 +5,6 @@ what a browser shows is what torch and scipy compute.
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -25,6 +23,7 @@ from normalnorm.theory.power_transform import (
 from tools import run as tools
 from tools.browser import chromium, expression, visit
 from tools.chapters import chapter
+from tools.files import load, python
 
 SCRIPTS = Path(__file__).parents[1] / "browser"
 browser = pytest.mark.skipif(
@@ -62,9 +61,7 @@ def fragments(name):
     run = tools.ensure(chapter(name))
     found = [
         text
-        for cell in json.loads(run.notebook.read_text(encoding="utf-8"))[
-            "cells"
-        ]
+        for cell in load(run.notebook)["cells"]
         for output in cell.get("outputs", [])
         if 'class="live"'
         in (text := "".join(output.get("data", {}).get("text/html", "")))
@@ -173,16 +170,15 @@ fig, ax = plt.subplots()
 plots.qq_plot(ax, range(50))
 print(plots.widget("<p>x</p>", "root.title = data.a", {"a": 1.5, "b": [1, "λ"]},
                    fig))"""
-    run = lambda seed: (
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
+    first, second = (
+        python(
+            *("-c", program),
             check=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
         ).stdout
+        for seed in "12"
     )
-    first = run("1")
-    assert first == run("2") and b'<div class="w' in first
+    assert first == second and '<div class="w' in first
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 the chapter that shows it; what it measures is in results/benchmarks.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from benchmarks import files, measure, sets
 from benchmarks.measure import PARTS
 from tests.layers.steps import step
 from tools import processors
+from tools.files import load
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {
@@ -395,7 +395,7 @@ def test_unknown_part(capsys):
 def committed():
     for path in sorted((ROOT / "results" / "benchmarks").glob("*.json")):
         if path.name != "goals.json":
-            yield path, json.loads(path.read_text(encoding="utf-8"))
+            yield path, load(path)
 
 
 def test_committed_rows_are_complete():
@@ -444,9 +444,7 @@ def test_the_loop_costs_what_was_promised():
     where nothing else takes time, is by the upper end of its interval less than
     2 % of a run, which consists of 45 steps and the looks at the data.
     """
-    record = json.loads(
-        (ROOT / "results" / "training-loop.json").read_text(encoding="utf-8")
-    )
+    record = load(ROOT / "results" / "training-loop.json")
     rows = {row["work"]: row for row in record["rows"]}
     assert len(rows) == 5 and record["threads"] == 1
     for row in rows.values():
@@ -461,7 +459,7 @@ def test_the_loop_costs_what_was_promised():
 
 def goals():
     path = ROOT / "results" / "benchmarks" / "goals.json"
-    return json.loads(path.read_text(encoding="utf-8"))["goals"]
+    return load(path)["goals"]
 
 
 def test_goals_speak_of_what_is_measured():
@@ -489,7 +487,7 @@ def cells():
     pytest.importorskip("IPython")
     path = ROOT / "nbs" / "290_what_it_costs.ipynb"
     names = {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    for cell in load(path)["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and "#| label" not in source:
             exec(source, names)

@@ -6,12 +6,10 @@ All tests of the kernel, other compilers, ARM and the sanitizers:
 `make test-processors`.
 """
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import pytest
 
 from tests.kernel import compile_once, record
 from tools import processors
+from tools.files import load, python, ran, save
 
 CHOSEN = [
     f"tests/layers/test_native.py::{name}"
@@ -138,24 +137,12 @@ def test_chosen_tests_of_the_kernel(held, instructions):
     """
     environment, _ = held(instructions)
     processors.compiled(instructions, environment)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--tb=short",
+    done = python(
+        *"-m pytest -p no:cacheprovider -p no:xdist --tb=short".split(),
         *CHOSEN,
         *processors.CHAPTERS[: instructions == "AVX2" and BOOK],
-    ]
-    done = subprocess.run(
-        command,
         cwd=processors.ROOT,
         env=environment,
-        capture_output=True,
-        text=True,
     )
     outcome = processors.tested(done.stdout, done.returncode)
     assert outcome["passed"] and "skipped" not in outcome["summary"], "\n".join(
@@ -207,7 +194,7 @@ def test_driver(driver, held, instructions, tmp_path):
     def run(data, code):
         changed.write_bytes(data)
         passive = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        done = processors.ran([str(program), str(changed)], env=passive)
+        done = ran([str(program), str(changed)], env=passive)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -361,14 +348,14 @@ def test_recorded_and_gone_on_with(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
     of = {"parts": {"good": {"passed": True}}, "whole": {"avx2": "kept"}}
     old = processors.about() | {"native source": "another"}
-    processors.RECORD.write_text(json.dumps(old | of))
+    save(processors.RECORD, old | of)
     assert processors.main(["--record"]) == 1
     assert ran == ["good", "bad", "worse"]
     assert processors.main(["--record"]) == 1 and ran[3:] == ["bad", "worse"]
     shown = capsys.readouterr().out
     for said in ("2 of 4 parts failed: bad, worse", no_avx, "no such flag"):
         assert said in shown
-    recorded = json.loads(processors.RECORD.read_text())
+    recorded = load(processors.RECORD)
     outcomes = [True, False, False, None]
     assert [o["passed"] for o in recorded["parts"].values()] == outcomes
     assert recorded["whole"] == of["whole"] and recorded["not run"] == []
@@ -380,13 +367,11 @@ def test_every_test_held_to_a_set(monkeypatch, tmp_path):
     "But those that cannot be; chapters are run in a folder of their own."
     called = []
 
-    def run(command, env=None, **_):
-        called.append((command[3:], env))
-        return subprocess.CompletedProcess(
-            command, 0, "1 passed in 1.00s\n", ""
-        )
+    def run(*words, env=None, **_):
+        called.append((words, env))
+        return subprocess.CompletedProcess(words, 0, "1 passed in 1.00s\n", "")
 
-    monkeypatch.setattr(processors, "ran", run)
+    monkeypatch.setattr(processors, "python", run)
     monkeypatch.setattr(processors, "compiled", lambda *_: None)
     (tmp_path / "own").mkdir()
     outcome = processors.run_whole("default", tmp_path / "own")

@@ -2,7 +2,6 @@
 broken.
 """
 
-import json
 import re
 
 import pytest
@@ -18,6 +17,7 @@ from tools.chapters import (
     chapter,
     chapters,
 )
+from tools.files import load, save
 
 # ---- a small checkout -------------------------------------------------------
 
@@ -195,9 +195,9 @@ def native(checkout):
     "The small checkout with C++ in two chapters, and what stands in its file."
     for name, parts in PIECES.items():
         path = checkout / "nbs" / f"{name}.ipynb"
-        book = json.loads(path.read_text())
+        book = load(path)
         book["cells"] += toy.cells(*(("raw", p) for p in parts), called="r")
-        path.write_text(json.dumps(book, indent=1))
+        save(path, book)
     assert any(
         f"{NATIVE}: is missing" in line for line in export.differences(checkout)
     )
@@ -277,7 +277,7 @@ def test_changes_of_the_file_go_into_the_cells(native):
 
 def test_the_page_shows_a_piece_as_a_cell_of_cpp(native):
 
-    read = json.loads((native / "nbs/010_first.ipynb").read_text())
+    read = load(native / "nbs/010_first.ipynb")
     name, short, *_, long = dialect.translate_notebook(read, None)["cells"][-6:]
     assert NATIVE in name["source"] and "module-label" in name["source"]
     assert short["cell_type"] == long["cell_type"] == "code"
@@ -410,7 +410,7 @@ def test_who_imports_whom(workshop, importer, module, wrong):
     record = workshop / "_build" / "executed" / f"{importer}.json"
     record.parent.mkdir(parents=True)
     file = f"normalnorm/{module.replace('.', '/')}.py"
-    record.write_text(json.dumps({"dependencies": {file: "0"}}))
+    save(record, {"dependencies": {file: "0"}})
     assert order.violations(workshop) == []
     loaded = order.recorded_violations(workshop)
     record.unlink()
