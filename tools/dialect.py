@@ -13,6 +13,7 @@ import html
 import json
 import os
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from tools.chapters import cell as cell_of
 from tools.files import load
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
+
+with suppress(ImportError):  # not there where a wheel is built
+    from docutils import nodes
 
 INK = "#101010"
 REFERENCES = (
@@ -205,17 +209,6 @@ def title(cells: list[dict]) -> None:
             r"\1:::{div} lead\n\2\n:::\n",
             cells[0]["source"].strip(),
             flags=re.S,
-        )
-
-
-def show_doc(output: dict) -> None:
-    """The output of nbdev's show_doc begins with a rule, which docutils refuses
-    at the start of a section.
-    """
-    data = output.get("data", {})
-    if "text/markdown" in data:
-        data["text/markdown"] = re.sub(
-            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
         )
 
 
@@ -507,7 +500,6 @@ def translate_notebook(
             known = outputs.get(cell["source"])
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
-                show_doc(output)
                 typeset_output(output)
                 link_claims(output, claims)
     if failed:
@@ -616,8 +608,6 @@ def columns_of(text: str) -> int:
 
 
 def size_tables(doctree) -> None:
-    from docutils import nodes
-
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for block in output.findall(nodes.literal_block):
@@ -645,8 +635,6 @@ def numbers(text: str) -> str:
 
 def printed_numbers(doctree) -> None:
     "The numbers in tables that cells make."
-    from docutils import nodes
-
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for entry in output.findall(nodes.entry):
@@ -656,8 +644,6 @@ def printed_numbers(doctree) -> None:
 
 
 def inline_figures(app, doctree, docname):
-    from docutils import nodes
-
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
@@ -679,8 +665,6 @@ def inline_figures(app, doctree, docname):
 
 def colour_native(app, doctree):
     "Cells of C++ are coloured as such, not as the notebook's Python."
-    from docutils import nodes
-
     for cell in doctree.findall(nodes.container):
         if "tag_cpp" in cell["classes"]:
             for block in cell.findall(nodes.literal_block):
@@ -709,7 +693,6 @@ def keep_punctuation(doctree) -> None:
 
     So both go into a span that it does not break.
     """
-    from docutils import nodes
 
     def taken(beside, pattern) -> list:
         "What a text beside a formula ends or begins with; it loses that."
@@ -826,7 +809,6 @@ def number_as_files() -> None:
     figures and equations; Sphinx would count the chapters, and pages that have
     no number.
     """
-    from docutils import nodes
     from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
 
     counted = TocTreeCollectorWithStyles.assign_section_numbers

@@ -25,6 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -191,20 +192,19 @@ def correctness() -> Iterator[Job]:
     ]
     few = slice(None if CUDA else 2)
     for kind, found in shapes.items():
-        for shape in found[few]:
-            for dtype in LIMITS:
-                for rule in rules[few]:
-                    for last in (False, True)[: 1 + (len(shape) == 4)]:
-                        yield (
-                            {
-                                "kernel": kind,
-                                "shape": list(shape),
-                                "dtype": str(dtype)[6:],
-                                "last": last,
-                                "alpha, noise, kind": list(rule),
-                            },
-                            partial(errors, kind, shape, dtype, rule, last),
-                        )
+        for shape, dtype, rule in product(found[few], LIMITS, rules[few]):
+            for last in (False, True)[: 1 + (len(shape) == 4)]:
+                case = kind, shape, dtype, rule, last
+                yield (
+                    {
+                        "kernel": kind,
+                        "shape": list(shape),
+                        "dtype": str(dtype)[6:],
+                        "last": last,
+                        "alpha, noise, kind": list(rule),
+                    },
+                    partial(errors, *case),
+                )
 
 
 def errors(kind, shape, dtype, settings, last) -> Row:
@@ -438,21 +438,21 @@ def against(
     ways: Ways, shapes: list, measured: Callable[..., Row] = ratio
 ) -> Iterator[Job]:
     "Forward and backward pass in times of PyTorch's layer, in one run."
-    for kind, shape in shapes if CUDA else TINY:
-        for dtype in LIMITS if CUDA else [torch.float32]:
-            for last in (False, True)[: 1 + (kind == "staged" and CUDA)]:
-                for noise in (0.0, 0.4):
-                    for way in ways(kind, last):
-                        about = {
-                            "layer": "layer" if kind == "rows" else "batch",
-                            "shape": list(shape),
-                            "dtype": str(dtype)[6:],
-                            "last": last,
-                            "noise": noise,
-                            **way,
-                        }
-                        case = kind, shape, dtype, noise, last
-                        yield about, partial(measured, way, *case)
+    dtypes = LIMITS if CUDA else [torch.float32]
+    for (kind, shape), dtype in product(shapes if CUDA else TINY, dtypes):
+        both = (False, True)[: 1 + (kind == "staged" and CUDA)]
+        for last, noise in product(both, (0.0, 0.4)):
+            for way in ways(kind, last):
+                about = {
+                    "layer": "layer" if kind == "rows" else "batch",
+                    "shape": list(shape),
+                    "dtype": str(dtype)[6:],
+                    "last": last,
+                    "noise": noise,
+                    **way,
+                }
+                case = kind, shape, dtype, noise, last
+                yield about, partial(measured, way, *case)
 
 
 def table() -> Iterator[Job]:
@@ -520,14 +520,10 @@ def there(name: str, kind: str, dtype, who: str, training: bool) -> Row:
 
 def habits() -> Iterator[Job]:
     "What a layer asks of the device besides its numbers."
-    for make, shape in (
-        (LayerNormalNorm, (64, 384)),
-        (BatchNormalNorm2d, (8, 384, 7, 7)),
-    ):
-        for amount in (0.0, 0.4):
-            for who in ("eager", "compiled"):
-                about = {"layer": make.__name__, "noise": amount, "by": who}
-                yield about, partial(habit, make, shape, amount, who)
+    shapes = {LayerNormalNorm: (64, 384), BatchNormalNorm2d: (8, 384, 7, 7)}
+    for make, amount, who in product(shapes, (0.0, 0.4), ("eager", "compiled")):
+        about = {"layer": make.__name__, "noise": amount, "by": who}
+        yield about, partial(habit, make, shapes[make], amount, who)
     for offset in (0, 3, 2**33 + 1):
         yield {"what": "noise", "offset": offset}, partial(drawn, offset)
 
@@ -574,15 +570,15 @@ def models() -> Iterator[Job]:
     found = zip(measure.NETWORKS, (512, 256)) if CUDA else [(measure.TINY, 2)]
     for network, count in found:
         network = network._replace(batch=(count, *network.batch[1:]))
-        for noise in (0.0, network.noise):
-            for who in ("eager", "compiled"):
-                about = {
-                    "network": network.architecture,
-                    "batch": list(network.batch),
-                    "noise": noise,
-                    "by": who,
-                }
-                yield about, partial(stepped, network, noise, who)
+        ways = product((0.0, network.noise), ("eager", "compiled"))
+        for noise, who in ways:
+            about = {
+                "network": network.architecture,
+                "batch": list(network.batch),
+                "noise": noise,
+                "by": who,
+            }
+            yield about, partial(stepped, network, noise, who)
 
 
 def stepped(network: measure.Network, noise: float, who: str) -> Row:

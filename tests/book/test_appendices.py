@@ -13,6 +13,7 @@ from tests.book import toy
 from tools import api, dialect, markup
 from tools.chapters import ROOT, chapter, chapters
 from tools.files import load
+from tools.run import ensure
 
 PREFIXES = ("nn-", "rev-", "pn-", "bnu-", "uf-")
 LINE = (
@@ -105,13 +106,8 @@ def test_claims_are_known_to_the_dialect_as_to_the_ledger():
 
 
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
-    from tools.run import ensure
-
-    text = (
-        ensure(chapter("910_what_was_checked"))
-        .notebook.read_text(encoding="utf-8")
-        .replace('\\"', '"')
-    )
+    run = ensure(chapter("910_what_was_checked"))
+    text = run.notebook.read_text(encoding="utf-8").replace('\\"', '"')
     found = re.findall(
         r'<tr id="claim-([^"]+)"><td[^>]*><a href="([^"]+)"', text
     )
@@ -216,28 +212,11 @@ def test_the_page_of_symbols_is_complete():
     conventions use.
     """
     text = " ".join(row[0] for row in notation_rows())
-    for tex in (
-        r"\lambda",
-        r"\hat\lambda",
-        r"\psi",
-        r"\eta",
-        r"\ell",
-        r"\xi",
-        r"\alpha",
-        r"\epsilon",
-        r"\mu",
-        r"\sigma^2",
-        "R^2",
-        "B",
-        "C",
-        "H",
-        "W",
-        "T",
-        "N",
-        r"\gamma",
-        r"\beta",
-    ):
-        assert tex in text, tex
+    letters = (
+        r"\lambda \hat\lambda \psi \eta \ell \xi \alpha \epsilon \mu \sigma^2"
+        r" R^2 B C H W T N \gamma \beta"
+    )
+    assert [tex for tex in letters.split() if tex not in text] == []
 
 
 SYMBOL = re.compile(
@@ -402,8 +381,9 @@ def test_exported_cells_are_labelled(small):
 
 
 def test_every_public_name_of_the_package_is_on_the_page():
-    page = api.page(ROOT)
-    for module, listed in api.entries(ROOT).items():
+    page, entries = api.page(ROOT), api.entries(ROOT)
+    assert page.count("Chapter: {doc}") == len(entries)
+    for module, listed in entries.items():
         assert f"({api.module_target(module)})=" in page
         for entry in listed:
             assert page.count(f"({entry.target()})=") == 1, entry

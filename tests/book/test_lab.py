@@ -11,7 +11,7 @@ import pytest
 
 from tools import files, markup, plain
 from tools.chapters import ROOT, Chapter
-from tools.dialect import without_directives
+from tools.dialect import fold_of, without_directives
 
 HTML = ROOT / "_build" / "html" / "nbs"
 
@@ -77,23 +77,28 @@ def test_citations_and_links():
 
 
 def test_code_cells():
+    """Their code; that of folded ones is hidden in JupyterLab, whose first line
+    says what it is; captions are cells of their own.
+    """
     chapter = Chapter("220_theory.newton", ROOT)
     cells = plain.notebook(chapter)["cells"]
-    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    originals = [
-        s for c in chapter.code_cells() if (s := without_directives(c))
-    ]
-    assert [
-        re.sub(r"\A# (?:in the library|folded): .*\n", "", s) for s in code
-    ] == originals
-    captions = [
-        c["source"]
-        for c in cells
-        if c["cell_type"] == "markdown" and c["source"].startswith("**Fig. ")
-    ]
-    assert (
-        len(captions) == sum("fig-cap" in s for s in chapter.code_cells()) > 0
-    )
+    code = {c["id"]: c for c in cells if c["cell_type"] == "code"}
+    folded = 0
+    for cell in chapter.cells():
+        source = without_directives(cell["source"])
+        if cell["cell_type"] != "code" or not source:
+            continue
+        made = code.pop(cell["id"])
+        first, _, rest = made["source"].partition("\n")
+        named = first.startswith(("# in the library: ", "# folded: "))
+        assert source == (rest if named else made["source"])
+        if fold := fold_of(cell["source"]):
+            folded += 1
+            assert fold.text() in first
+            assert made["metadata"] == {"jupyter": {"source_hidden": True}}
+    assert folded > 10 and not code
+    captions = sum(c["source"].startswith("**Fig. ") for c in cells)
+    assert captions == sum("fig-cap" in s for s in chapter.code_cells()) > 0
 
 
 def test_numbers_are_those_of_the_rendered_book():

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.book import toy
-from tools import folding, plain, reading
+from tools import folding, reading
 from tools.chapters import ROOT, Chapter, chapters
 from tools.dialect import fold_of, translate_notebook
 
@@ -247,26 +247,6 @@ def test_a_folded_cell_that_failed_is_shown():
         notebook, None, failed={"cell": 2, "of": 2, "error": "x"}
     )
     assert made["cells"][-1]["metadata"]["tags"] == []
-
-
-def test_folded_cells_of_a_notebook_that_leaves_the_book(tmp_path):
-    """Their source is hidden in JupyterLab; the first line, which it shows,
-    says what they are.
-    """
-    cells = {
-        cell["id"]: cell
-        for cell in plain.notebook(Chapter("220_theory.newton", ROOT))["cells"]
-    }
-    seen = 0
-    for cell in Chapter("220_theory.newton", ROOT).cells():
-        if cell["cell_type"] != "code" or cell["id"] not in cells:
-            continue
-        made, fold = cells[cell["id"]], fold_of(cell["source"])
-        if fold:
-            seen += 1
-            assert made["metadata"] == {"jupyter": {"source_hidden": True}}
-            assert fold.text() in made["source"].split("\n")[0]
-    assert seen > 10
 
 
 def test_paths_of_the_tour_take_the_time_they_say():

@@ -10,6 +10,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import files, measure, sets
 from benchmarks.measure import PARTS
+from normalnorm.experiments import results
 from tests.layers.steps import step
 from tools import processors
 from tools.files import load
@@ -281,21 +282,10 @@ def test_names_of_files(changed, name):
 
 
 def test_environment_says_what_measured():
-    """Processor, instruction set of PyTorch and of our kernel, backend, and a
-    hash that counts native sources.
-    """
-    from normalnorm.experiments import results
-    from normalnorm.layers.backends import normality_norm
-    from normalnorm.layers.engines import native
-
-    normality_norm(torch.randn(5, 3), (0,))
+    "Beside what rows of recipes say: the instruction set, and the model."
     found = files.environment(1)
     assert found["vectors"] == torch.backends.cpu.get_cpu_capability()
     assert found["source"] == results.source_hash()
-    assert found["processor"] == results.processor()
-    assert found["kernel"] == results.provenance()["kernel"]
-    by_kernel = found["backend"] == "native"
-    assert by_kernel == native.available() == bool(found["kernel"])
     if Path("/proc/cpuinfo").exists() and found["vectors"].startswith("AVX"):
         assert found["family"] > 0 and found["model"] >= 0
 
