@@ -155,7 +155,6 @@ def visit(
     script: str | Path = "() => {}",
     widths: tuple[int, ...] = (WIDTH,),
     seconds: float = 300,
-    colours: bool = True,
 ) -> dict[str, dict]:
     """Opens each address and does `what` there: `look` at it, or `ask` it by
     `script`.
@@ -170,7 +169,6 @@ def visit(
             "contrast": CONTRAST,
             "legible": LEGIBLE,
             "what": what,
-            "colours": colours,
         }
         wrapper.write_text(
             WRAPPER
@@ -212,10 +210,9 @@ def inspect(
     widths: tuple[int, ...] = (WIDTH,),
     script: str | Path = "() => {}",
     seconds: float = 300,
-    colours: bool = True,
 ) -> dict[Path, dict]:
     """Opens each page once and looks at it as wide as each of `widths`;
-    contrast is measured at the last, in both modes and on paper, if `colours`.
+    contrast is measured at the last, in both modes and on paper.
 
     A page → the number of its equations and figures, its problems in words, and
     what `script` returns at the last width (see `ask`).
@@ -224,7 +221,7 @@ def inspect(
     return {
         addresses[a]: report
         for a, report in visit(
-            list(addresses), "look", script, widths, seconds, colours
+            list(addresses), "look", script, widths, seconds
         ).items()
     }
 

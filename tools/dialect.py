@@ -877,6 +877,8 @@ def write_in_parallel(app, env):
 
 
 def setup(app):
+    from tools import launch, names, sidebar
+
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)
@@ -890,8 +892,12 @@ def setup(app):
 
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
-    for own in ("launch", "names", "sidebar"):
-        app.setup_extension(f"tools.{own}")
+    app.connect("config-inited", launch.configure)
+    app.connect("source-read", names.source_read)
+    # after the theme has put its side bar and its buttons there
+    app.connect("html-page-context", sidebar.one_half, priority=900)
+    app.connect("html-page-context", launch.page_buttons, priority=950)
+    app.connect("build-finished", launch.write_downloads)
     number_as_files()
     one_tree_for_many_references()
     own = "".join(

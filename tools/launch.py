@@ -150,18 +150,6 @@ def write_downloads(app, exception):
             path.write_text(made, encoding="utf-8")
 
 
-def setup(app):
-    app.connect("config-inited", configure)
-    # after the theme has made its buttons
-    app.connect("html-page-context", page_buttons, priority=950)
-    app.connect("build-finished", write_downloads)
-    return {
-        "version": "1",
-        "parallel_read_safe": True,
-        "parallel_write_safe": True,
-    }
-
-
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: python -m tools.launch FOLDER [TAG OR COMMIT]")

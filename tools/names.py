@@ -192,12 +192,3 @@ def source_read(app, docname, source):
         app.env.note_reread()
         made = tables(Path(app.srcdir))
         source[0] = MARK.sub(lambda mark: made[mark[1]], source[0])
-
-
-def setup(app):
-    app.connect("source-read", source_read)
-    return {
-        "version": "1",
-        "parallel_read_safe": True,
-        "parallel_write_safe": True,
-    }

@@ -5,9 +5,9 @@ and clang, whatever machine runs them; outcomes in results/processors.json.
     python -m tools.processors --only clang  with "clang" in the names
     python -m tools.processors --record      what the record lacks for this
                                              kernel, into the record
-    python -m tools.processors --whole avx2  every chapter and every test, as on
-                                             a machine that has nothing beyond
-                                             AVX2 (or: default, SSE2)
+    python -m tools.processors --only whole  every chapter and every test, as on
+                                             machines that have nothing beyond
+                                             AVX2, and SSE2
 
 tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
 tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
@@ -126,7 +126,6 @@ SETS = {
         ),
     ),
 }
-WHOLE = {"avx2": "AVX2", "default": "SSE2"}
 NOT_HELD = (
     # compiles for each set itself, which the flags behind it would overrule
     "tests/book/test_packaging.py::test_no_compiler_and_the_same_bits",
@@ -406,25 +405,9 @@ def run_driver(
     said = done.stdout.strip() or done.stderr.strip() or "no output"
     return {
         "passed": done.returncode == 0 and not reports and not warnings,
-        "summary": counted(said.splitlines()[-1], warnings),
+        "summary": said.splitlines()[-1]
+        + f"; {len(warnings)} warnings" * bool(warnings),
         "failures": [x[:300] for x in wrong[:20] + reports[:20]] + warnings,
-    }
-
-
-def counted(summary: str, warnings: list[str]) -> str:
-    return summary + (f"; {len(warnings)} warnings" if warnings else "")
-
-
-def run_compilation(march: str, compiler: str, folder: Path) -> dict:
-    """For a processor that is not here: AVX-512F alone, of which the kernel
-    knows nothing.
-    """
-    command = [COMPILERS[compiler], "-fopenmp"]
-    _, warnings = build(folder, command, [march], command)
-    return {
-        "passed": not warnings,
-        "summary": counted("compiles", warnings),
-        "failures": warnings,
     }
 
 
@@ -469,18 +452,16 @@ def run_arm(compiler: str, folder: Path) -> dict:
     )
 
 
-def run_whole(name: str, folder: Path) -> dict:
+def run_whole(instructions: str, folder: Path) -> dict:
     "Every test, and every chapter among them, in a folder of their own."
     left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
     several = ("-n", "2", "--dist", "worksteal")
-    about = {"commit": commit()}
-    return about | run_tests(
-        WHOLE[name], "gcc", 1, folder, (*several, "tests", *left_out)
-    )
+    chosen = (*several, "tests", *left_out)
+    return run_tests(instructions, "gcc", 1, folder, chosen)
 
 
 def parts() -> list[Part]:
-    "In the order in which they are run, the short ones first."
+    "In the order in which they are run; those of the end only when asked for."
     drivers = [
         Part(
             f"driver {compiler} {name}",
@@ -492,22 +473,13 @@ def parts() -> list[Part]:
         for compiler, command in COMPILERS.items()
     ]
     elsewhere = [
-        part
-        for compiler, command in COMPILERS.items()
-        for part in (
-            Part(
-                f"driver {compiler} aarch64, emulated",
-                (ARM[compiler], ARM["gcc"], "qemu-aarch64-static"),
-                None,
-                partial(run_arm, compiler),
-            ),
-            Part(
-                f"compiles {compiler} AVX-512F alone",
-                (command,),
-                None,
-                partial(run_compilation, "-march=knl", compiler),
-            ),
+        Part(
+            f"driver {compiler} aarch64, emulated",
+            (ARM[compiler], ARM["gcc"], "qemu-aarch64-static"),
+            None,
+            partial(run_arm, compiler),
         )
+        for compiler in COMPILERS
     ]
     sanitizers = [
         Part(
@@ -533,7 +505,11 @@ def parts() -> list[Part]:
         for name in SETS
         for threads in (1, 2, 4)
     ]
-    return [*drivers, *elsewhere, *sanitizers, *tests]
+    whole = [
+        Part(f"whole {name}", ("g++",), name, partial(run_whole, name))
+        for name in ("AVX2", "SSE2")
+    ]
+    return [*drivers, *elsewhere, *sanitizers, *tests, *whole]
 
 
 # ---- what has been done ----
@@ -608,23 +584,20 @@ def about() -> dict:
 
 
 def recorded() -> dict[str, dict]:
-    """The outcomes of parts in the record, but of another kernel, or by other
-    compilers, none; and what `--whole` came to.
+    """The outcomes of parts in the record; of another kernel, or by other
+    compilers, none.
     """
     record, now = load(RECORD), about()
     same = all(record[k] == now[k] for k in ("native source", "compilers"))
-    return record | {"parts": record["parts"] if same else {}}
+    return record["parts"] if same else {}
 
 
 def write_record(outcomes: dict[str, dict]) -> None:
     "What was known, and these."
-    known, names = recorded(), [p.name for p in parts()]
-    whole = {k: outcomes.pop(f"whole {k}", None) for k in WHOLE}
-    done = known["parts"] | outcomes
+    names, done = [p.name for p in parts()], recorded() | outcomes
     record = about() | {
         "parts": {name: done[name] for name in names if name in done},
         "not run": [name for name in names if name not in done],
-        "whole": known["whole"] | {k: o for k, o in whole.items() if o},
     }
     save(RECORD, record)
 
@@ -649,27 +622,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
     )
-    parser.add_argument(
-        "--whole", choices=WHOLE, help="every chapter and test instead"
-    )
     given = parser.parse_args(arguments)
-    chosen = (
-        [
-            Part(
-                f"whole {given.whole}",
-                (),
-                WHOLE[given.whole],
-                partial(run_whole, given.whole),
-            )
-        ]
-        if given.whole
-        else [
-            p
-            for p in parts()
-            if not given.only
-            or any(word.lower() in p.name.lower() for word in given.only)
-        ]
-    )
+    asked = [word.lower() for word in given.only or ()]
+    chosen = [
+        p
+        for p in parts()
+        if any(word in p.name.lower() for word in asked)
+        or not asked
+        and not p.name.startswith("whole")
+    ]
     if not chosen:
         parser.error(
             f"no part has {' or '.join(given.only)} in its name; there are "
@@ -681,7 +642,7 @@ def main(arguments: list[str] | None = None) -> int:
     if problem := missing(t for p in able for t in p.tools):
         print(problem, file=sys.stderr)
         return 2
-    known = recorded()["parts"] if given.record and not given.again else {}
+    known = recorded() if given.record and not given.again else {}
     todo = [p for p in chosen if not known.get(p.name, {}).get("passed")]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"

@@ -310,13 +310,13 @@ def without_machine(text: str, root: Path) -> str:
     return PLACES.sub(r"…/\1", text)
 
 
-def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
+def kernel_environment(root: Path) -> dict[str, str]:
     """The environment variables of a chapter's kernel, but for the ones of one
     run.
     """
     env = {
         **os.environ,
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         # tqdm, imported by a library: of no use on a page
         "PYTHONWARNINGS": "ignore:IProgress not found",
@@ -332,7 +332,6 @@ def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
 
 def execute(
     chapter: Chapter,
-    threads: int = 1,
     nursery: kernels.Nursery | None = None,
     limit: float = LIMIT,
 ) -> Run:
@@ -396,7 +395,7 @@ def execute(
                 client.async_execute(
                     cwd=str(chapter.root / "nbs"),
                     env={
-                        **kernel_environment(chapter.root, threads),
+                        **kernel_environment(chapter.root),
                         "BOOK_RECORD": str(report),
                     },
                 )
@@ -532,10 +531,8 @@ def rounds(todo: list[Chapter]) -> list[list[Chapter]]:
     ]
 
 
-def run_all(
-    todo: list[Chapter], workers: int = 2, limit: float = LIMIT
-) -> list[ChapterFailed]:
-    """Run chapters side by side, saying what happens; returns the failures in
+def run_all(todo: list[Chapter], limit: float = LIMIT) -> list[ChapterFailed]:
+    """Run chapters two by two, saying what happens; returns the failures in
     the order of the book.
     """
     failures, done = {}, 0
@@ -543,7 +540,7 @@ def run_all(
         kernels.nursery(kernel_environment(ROOT))
         if len(todo) > FEW
         else nullcontext() as nursery,
-        ThreadPoolExecutor(workers) as pool,
+        ThreadPoolExecutor(2) as pool,
     ):
         for listed in rounds(todo):
             futures = {

@@ -132,37 +132,28 @@ def test_the_rest_of_the_book_is_there(book):
     assert {p.stem for p in (root / "_build/html/nbs").glob("*.html")} == {
         c.name for c in chapters(root)
     }
-    assert "the end" in text_of(
-        root / "_build/html/nbs/index.html"
-    ) and "This page failed" not in text_of(root / "_build/html/nbs/index.html")
+    index = text_of(root / "_build/html/nbs/index.html")
+    assert "the end" in index and "This page failed" not in index
     assert links.broken(root / "_build/html") == []
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_a_failed_page_says_so_in_place(book, name):
-    root, _, *_ = book
-    words = CHAPTERS[name][1]
-    html = (root / "_build/html/nbs" / f"{name}.html").read_text(
-        encoding="utf-8"
-    )
-    text = text_of(root / "_build/html/nbs" / f"{name}.html")
-    # at the top, before what the first cell gave
-    assert (
-        text.index("This page failed")
-        < text.index("Cell 3 of 6")
-        < text.index(words)
-        < text.index("41")
-    )
-    # and in place
-    assert (
-        text.index("41")
-        < text.index("This cell failed.")
-        < text.rindex(words.split(":")[0])
-    )
+    words, page = CHAPTERS[name][1], book[0] / f"_build/html/nbs/{name}.html"
+    html, text = page.read_text(encoding="utf-8"), text_of(page)
+    # at the top, before what the first cell gave, and in place
+    places = [
+        "This page failed",
+        "Cell 3 of 6",
+        words,
+        "41",
+        "This cell failed.",
+    ]
+    found = [*map(text.index, places), text.rindex(words.split(":")[0])]
+    assert found == sorted(found)
     assert "the end" not in text  # what stands below was not run
-    assert (
-        "\x1b" not in html and str(root) not in html and sys.prefix not in html
-    )
+    for hidden in ("\x1b", str(book[0]), sys.prefix):
+        assert hidden not in html
 
 
 def test_what_was_shown_before_the_error_stays(book):
@@ -174,11 +165,9 @@ def test_what_was_shown_before_the_error_stays(book):
 def test_a_file_that_is_no_notebook_has_a_page_that_says_so(book):
     root, failures, *_ = book
     text = text_of(root / "_build/html/nbs/060_unreadable.html")
-    assert (
-        "This page failed" in text
-        and "060_unreadable.ipynb is not a notebook: " in text
-        and "060_unreadable.ipynb is not a notebook: " in failures[-1].line
-    )
+    words = "060_unreadable.ipynb is not a notebook: "
+    assert "This page failed" in text
+    assert words in text and words in failures[-1].line
 
 
 def test_a_failed_chapter_is_never_fresh(book):
