@@ -6,7 +6,6 @@ Docstrings are plain text with `names` and indented examples.
 import ast
 import inspect
 import re
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,10 +43,6 @@ class Entry:
 
 def module_target(module: str) -> str:
     return f"api-module-{module}".lower()
-
-
-def checksum(text: str) -> int:
-    return zlib.crc32(text.encode())
 
 
 def files(root: Path) -> list[Path]:

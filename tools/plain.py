@@ -7,7 +7,6 @@ Numbers of equations, figures, theorems and exercises are those of the rendered
 book. The appendices, which are pages about the book, can only be downloaded.
 """
 
-import json
 import re
 import shutil
 import sys
@@ -24,6 +23,7 @@ from tools.dialect import (
     fold_of,
     without_directives,
 )
+from tools.files import save
 from tools.markup import THEOREMS
 
 PROVED = "∎"
@@ -324,10 +324,6 @@ def notebook(chapter: Chapter) -> dict:
     return made
 
 
-def text(content: dict) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
 def write(
     folder: Path, root: Path = ROOT, first: Iterable[dict] = ()
 ) -> list[Path]:
@@ -340,7 +336,7 @@ def write(
         content = notebook(chapter)
         content["cells"] = [*first, *content["cells"]]
         written.append(folder / chapter.path.name)
-        written[-1].write_text(text(content), encoding="utf-8")
+        save(written[-1], content)
     for pattern in "**/book", "benchmarks":
         for rows in sorted((root / "results").glob(pattern)):
             shutil.copytree(

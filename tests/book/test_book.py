@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import shutil
+from collections import Counter
 
 from normalnorm.experiments import results
 from tools import export, markup, order
@@ -204,29 +205,20 @@ def test_each_cell_has_an_identity_of_its_own():
 
 
 def test_every_equation_label_and_reference_is_unique_and_known():
-    labels, references = {}, {}
+    labels, references = Counter(), {}
     for c in chapters():
         for cell, found in markup.cells(c.cells()):
-            text = cell["source"]
+            labels.update(markup.labels(found))
             if cell["cell_type"] == "code":
-                for label in re.findall(r"^#\| label: ([\w-]+)", text, re.M):
-                    assert label not in labels, (
-                        f"{label} in {c.name} and {labels[label]}"
-                    )
-                    labels[label] = c.name
-                continue
-            for label in markup.labels(found):
-                assert label not in labels, (
-                    f"{label} in {c.name} and {labels[label]}"
-                )
-                labels[label] = c.name
+                label = r"(?m)^#\| label: ([\w-]+)"
+                labels.update(re.findall(label, cell["source"]))
             for span in markup.spans(found):
                 if isinstance(span, markup.Reference):
                     references.setdefault(span.label, c.name)
+    assert [label for label, times in labels.items() if times > 1] == []
     assert len(references) > 200
-    assert {
-        r: where for r, where in references.items() if r not in labels
-    } == {}
+    unknown = {r: at for r, at in references.items() if r not in labels}
+    assert unknown == {}
 
 
 def test_no_equation_without_a_check_nearby():
