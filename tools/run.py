@@ -23,8 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib.metadata import version
 from pathlib import Path
 
 from tools import kernels, records
@@ -158,13 +157,6 @@ def meaning(name: str, data: bytes) -> str:
     except (KeyError, ValueError, SyntaxError):
         pass
     return ""
-
-
-def version(package: str) -> str:
-    try:
-        return installed(package)
-    except PackageNotFoundError:
-        return "missing"
 
 
 @lru_cache(maxsize=None)
