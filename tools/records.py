@@ -271,7 +271,7 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
             Path(m.__file__).resolve()
             for m in list(sys.modules.values())
             if getattr(m, "__file__", None)
-        } - {Path(__file__).resolve()}
+        } - {Path(__file__).resolve(), ROOT / "tools" / "files.py"}
         if "normalnorm.layers.engines.native" in sys.modules:
             names.add(ROOT / NATIVE)
     inside = sorted(
