@@ -11,23 +11,111 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks import files, one, sets
+import torch
 
-PARTS = (
-    "machine",
-    "layers",
-    "cached",
-    "engines",
-    "memory",
-    "models",
-    "compiled",
-    "sync",
-    "proxy",
-)
+from benchmarks import files, measure, sets
+from benchmarks.measure import PARTS
+from tools import processors
+
 WORK = files.ROOT / "_build" / "benchmarks"
 PAIRS = 30
+
+
+def told(row: dict) -> str:
+    "A row in one line."
+    return ", ".join(
+        f"{value}" if isinstance(value, str) else f"{key}: {value}"
+        for key, value in row.items()
+    )
+
+
+def kept(
+    parts: dict[str, Callable],
+    asked: list[str],
+    threads: int,
+    pairs: int,
+    out: Path,
+    quick: bool,
+    again: bool,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Measure parts in this process, one after another, each of which is
+    written when it is finished.
+
+    Quick: nothing is written, and nothing read.
+    """
+    here = files.environment(threads)
+    path = out / files.name(here)
+    record, todo = (
+        (files.nothing(), asked or list(parts))
+        if quick
+        else files.begin(path, here, asked, list(parts), pairs, again)
+    )
+    if not todo:
+        tell(
+            f"{path.name} has all parts, of this code and {pairs} pairs; "
+            "--again measures them anew"
+        )
+    for number, part in enumerate(todo, 1):
+        tell(f"{path.stem}: {part}, part {number} of {len(todo)}")
+        begun, rows = time.perf_counter(), []
+        measure.BUSY.forget()
+        for row in parts[part](pairs, quick):
+            rows.append({"part": part, **row})
+            tell(f"  {told(row)}")
+        lasted, others = time.perf_counter() - begun, measure.BUSY.share()
+        busy = (
+            f"; other programs took {100 * others:.0f} % of the time of the "
+            "processors meanwhile"
+            if others is not None
+            else ""
+        )
+        tell(f"  {lasted:.0f} s{busy}")
+        if quick:
+            continue
+        about = {
+            "pairs": pairs,
+            "seconds": round(lasted),
+            "others": others,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        rows += [row for row in record["rows"] if row["part"] != part]
+        places = {name: place for place, name in enumerate(parts)}
+        record = {
+            "environment": files.environment(threads),
+            "parts": {k: v for k, v in record["parts"].items() if k != part}
+            | {part: about},
+            "rows": sorted(
+                rows, key=lambda row: places.get(row["part"], len(places))
+            ),
+        }
+        out.mkdir(parents=True, exist_ok=True)
+        files.write(path, record)
+
+
+def in_this_process(given: argparse.Namespace) -> int:
+    "One instruction set and one number of threads, in this process."
+    (name,), (threads,) = given.sets, given.threads
+    torch.set_num_threads(threads)
+    if problem := processors.problem(sets.SETS[name]):
+        sys.exit(
+            f"not measured, for this process is not held to {name}: {problem}"
+        )
+    kept(
+        measure.PARTS,
+        given.parts,
+        threads,
+        3 if given.quick else given.pairs,
+        given.out.resolve(),
+        given.quick,
+        given.again,
+        tell=partial(print, flush=True),
+    )
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,7 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--held", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.held:
-        return one.main(given)
+        return in_this_process(given)
     if unknown := set(given.parts) - set(PARTS):
         parser.error(
             f"unknown: {', '.join(sorted(unknown))}; there are "
@@ -100,8 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"[{number}/{len(both)}] {name}, {threads} "
             f"thread{'s' * (threads > 1)}, after "
-            f"{(time.perf_counter() - begun) / 60:.1f} min: "
-            f"{sets.words(environment) or 'nothing to hold it to'}",
+            f"{(time.perf_counter() - begun) / 60:.1f} min",
             flush=True,
         )
         held = ["--held", "--sets", name, "--threads", str(threads)]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tools import processors
+from tools.files import load, replace
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks"
@@ -92,7 +93,7 @@ def read(path: Path) -> dict:
     "What a file holds; of one that is not there, nothing."
     if not path.exists():
         return nothing()
-    return {"parts": {}} | json.loads(path.read_text(encoding="utf-8"))
+    return {"parts": {}} | load(path)
 
 
 def differences(old: dict, here: dict) -> list[str]:
@@ -144,8 +145,4 @@ def write(path: Path, record: dict) -> None:
     head = json.dumps(
         {key: record[key] for key in ("environment", "parts")}, indent=1
     )
-    made = path.with_suffix(".new")
-    made.write_text(
-        f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8"
-    )
-    os.replace(made, path)
+    replace(path, f'{head[:-2]},\n "rows": [\n{rows}\n ]\n}}\n')

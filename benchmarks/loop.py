@@ -10,7 +10,6 @@ ten times as much as in the thirty of the book.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from normalnorm.experiments.data import SPLITS, load
 from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.optimization import Settings
 from normalnorm.experiments.train import evaluate, seeded, train
+from tools.files import save
 
 OUT = files.ROOT / "results" / "training-loop.json"
 ROUNDS = 20
@@ -197,12 +197,7 @@ def main() -> None:
             "seconds": round(time.perf_counter() - begun),
             "rows": found,
         }
-        fresh = OUT.with_suffix(".new")
-        fresh.write_text(
-            json.dumps(record, indent=1, ensure_ascii=False) + "\n",
-            encoding="utf-8",
-        )
-        fresh.replace(OUT)
+        save(OUT, record)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ memory; what the processor can do.
 
 import copy
 import ctypes
-import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,7 @@ from normalnorm import (
     set_backend,
     to_proxy_norm,
 )
+from tools.files import load, python, save
 
 
 class Layer(NamedTuple):
@@ -536,15 +535,7 @@ measure.step(made, u, grad)()
 print(status("VmHWM") - before)
 """
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    return int(
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=plain,
-        ).stdout.split()[-1]
-    )
+    return int(python("-c", code, check=True, env=plain).stdout.split()[-1])
 
 
 def memory(pairs: int, quick: bool) -> Iterator[dict]:
@@ -866,7 +857,7 @@ def share(
             ]
     dist.destroy_process_group()
     if not rank:
-        Path(folder, "rows").write_text(json.dumps(found), encoding="utf-8")
+        save(Path(folder, "rows"), found)
 
 
 def sync(pairs: int, quick: bool) -> Iterator[dict]:
@@ -881,8 +872,8 @@ def sync(pairs: int, quick: bool) -> Iterator[dict]:
             with tempfile.TemporaryDirectory() as folder:
                 given = count, threads, folder, pairs, quick
                 torch.multiprocessing.spawn(share, given, count)
-                rows = Path(folder, "rows").read_text(encoding="utf-8")
-            yield from json.loads(rows)
+                rows = load(Path(folder, "rows"))
+            yield from rows
 
 
 # ---- proxy normalization ----

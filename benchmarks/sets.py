@@ -3,7 +3,6 @@ the libraries below them, and what torch.compile writes.
 """
 
 import os
-import shlex
 from pathlib import Path
 
 from tools import processors
@@ -52,37 +51,3 @@ def environment(name: str, threads: int, folder: Path) -> dict[str, str]:
             )
         }
     return usual | KEEP_PAGES | wanted
-
-
-def problem(name: str) -> str:
-    """What this process uses instead of the set, on either side; empty where
-    both sides are held to it.
-    """
-    import torch
-
-    from normalnorm.layers.engines import native
-
-    if not native.available():
-        return f"there is no kernel: {native._library()}"
-    if SETS[name] is None:
-        return ""
-    lanes = processors.SETS[SETS[name]].way[0]
-    capability = {"avx512": "AVX512", "avx2": "AVX2"}[name]
-    found = []
-    if (has := torch.backends.cpu.get_cpu_capability()) != capability:
-        found.append(f"PyTorch has {has}")
-    if (has := native.way().lanes) != lanes:
-        found.append(f"the kernel has vectors of {has}")
-    if found:
-        found.append(f"asked for were {capability} and vectors of {lanes}")
-    return "; ".join(found)
-
-
-def words(environment: dict[str, str]) -> str:
-    "What holds a process to its set, as one would type it."
-    keys = ["CXX", *dict(processors.SETS["AVX2"].torch)]
-    return " ".join(
-        f"{key}={shlex.quote(environment[key])}"
-        for key in keys
-        if key in environment
-    )

@@ -6,7 +6,6 @@ Docstrings are plain text with `names` and indented examples.
 import ast
 import inspect
 import re
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,10 +43,6 @@ class Entry:
 
 def module_target(module: str) -> str:
     return f"api-module-{module}".lower()
-
-
-def checksum(text: str) -> int:
-    return zlib.crc32(text.encode())
 
 
 def files(root: Path) -> list[Path]:
@@ -315,13 +310,22 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
     return found
 
 
-def claims_of(root: Path, chapter: str) -> set[str]:
-    """The identifiers of the ledger's claims that a chapter checks, read from
-    the source of normalnorm/checks.
+@lru_cache(maxsize=4)
+def claims(root: Path) -> list[dict[str, str]]:
+    """What each claim of the ledger says of itself, and its chapter, from the
+    source of normalnorm/checks.
     """
-    found = set()
-    for path in (root / "normalnorm" / "checks").rglob("*.py"):
+    found = []
+    for path in sorted((root / "normalnorm/checks").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if f'__chapter__ = "{chapter}"' in text:
-            found |= set(re.findall(r'^@claim\(\s*"([^"]+)"', text, re.M))
-    return found
+        chapter = re.search(r'^__chapter__ = "(.+)"', text, re.M)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "claim":
+                said = {"chapter": chapter[1], "id": node.args[0].value}
+                said |= {"verdict": "holds", "kind": "", "source": ""} | {
+                    k.arg: k.value.value
+                    for k in node.keywords
+                    if isinstance(k.value, ast.Constant)
+                }
+                found.append(said)
+    return sorted(found, key=lambda said: said["chapter"])

@@ -346,12 +346,10 @@ async function look(page) {
       "asks the network: " + n);
   problems.push(...badMaths, ...requested);
   const answer = await asked(w, d);
-  if (settings.colours) {
-    problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
-    onPaper(d);
-    problems.push(...invisible(d, "light", true), ...invisible(d, "dark",
-        true));
-  }
+  problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
+  onPaper(d);
+  problems.push(...invisible(d, "light", true), ...invisible(d, "dark",
+      true));
   console.log("@found " + JSON.stringify({equations: maths, figures: drawn,
       answer, problems: [...new Set(problems)]}));
 }

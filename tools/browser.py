@@ -15,6 +15,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tools.files import ran
+
 NAMES = (
     "chromium",
     "chromium-browser",
@@ -66,8 +68,7 @@ def chromium() -> str | None:
 
 def version() -> str:
     "What this machine's browser says that it is."
-    asked = [chromium(), "--version"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout
+    return ran([chromium(), "--version"]).stdout
 
 
 def command(browser: str, folder: str, *arguments: str) -> list[str]:
@@ -75,13 +76,9 @@ def command(browser: str, folder: str, *arguments: str) -> list[str]:
     namespace of its own, where we may make one.
     """
     alone = ["unshare", "-n"]
-    allowed = (
-        shutil.which("unshare")
-        and subprocess.run([*alone, "true"], capture_output=True).returncode
-        == 0
-    )
+    refused = not shutil.which("unshare") or ran([*alone, "true"]).returncode
     return [
-        *(alone if allowed else []),
+        *([] if refused else alone),
         browser,
         *FLAGS,
         "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -158,7 +155,6 @@ def visit(
     script: str | Path = "() => {}",
     widths: tuple[int, ...] = (WIDTH,),
     seconds: float = 300,
-    colours: bool = True,
 ) -> dict[str, dict]:
     """Opens each address and does `what` there: `look` at it, or `ask` it by
     `script`.
@@ -173,7 +169,6 @@ def visit(
             "contrast": CONTRAST,
             "legible": LEGIBLE,
             "what": what,
-            "colours": colours,
         }
         wrapper.write_text(
             WRAPPER
@@ -215,10 +210,9 @@ def inspect(
     widths: tuple[int, ...] = (WIDTH,),
     script: str | Path = "() => {}",
     seconds: float = 300,
-    colours: bool = True,
 ) -> dict[Path, dict]:
     """Opens each page once and looks at it as wide as each of `widths`;
-    contrast is measured at the last, in both modes and on paper, if `colours`.
+    contrast is measured at the last, in both modes and on paper.
 
     A page → the number of its equations and figures, its problems in words, and
     what `script` returns at the last width (see `ask`).
@@ -227,7 +221,7 @@ def inspect(
     return {
         addresses[a]: report
         for a, report in visit(
-            list(addresses), "look", script, widths, seconds, colours
+            list(addresses), "look", script, widths, seconds
         ).items()
     }
 

@@ -9,13 +9,13 @@ ends with status 1.
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tools import export, run
 from tools.chapters import ROOT, chapters, pages, renamed
+from tools.files import python
 
 HTML = ROOT / "_build" / "html" / "index.html"
 
@@ -47,7 +47,7 @@ def generated_from() -> str:
     ]
     for c in chapters():
         texts += [c.name, run.meaning(c.path.name, c.path.read_bytes())]
-        texts += ["".join(cell["source"]) for cell in c.cells()[:1]]
+        texts += [cell["source"] for cell in c.cells()[:1]]
     return run.digest("\0".join(texts).encode())
 
 
@@ -171,7 +171,6 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     finished = root / "_build" / "finished"
     finished.unlink(missing_ok=True)
     command = [
-        sys.executable,
         "-c",
         JUPYTER_BOOK,
         "build",
@@ -185,9 +184,7 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(ROOT)])),
     }
-    done = subprocess.run(
-        command, cwd=root, env=env, capture_output=True, text=True
-    )
+    done = python(*command, cwd=root, env=env)
     ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
     if done.returncode:
         read_again(said, root)

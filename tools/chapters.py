@@ -57,11 +57,7 @@ class Chapter:
         return ""
 
     def code_cells(self) -> list[str]:
-        return [
-            "".join(c["source"])
-            for c in self.cells()
-            if c["cell_type"] == "code"
-        ]
+        return [c["source"] for c in self.cells() if c["cell_type"] == "code"]
 
 
 def parse(data: bytes) -> dict:
@@ -86,6 +82,7 @@ def parse(data: bytes) -> dict:
             and isinstance(cell.get("metadata", {}), dict)
         ):
             raise ValueError(f"cell {number} has no type, or no text")
+        cell["source"] = "".join(cell["source"])
     return notebook
 
 

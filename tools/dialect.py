@@ -13,14 +13,20 @@ import html
 import json
 import os
 import re
+import zlib
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter, stand_in
 from tools.chapters import cell as cell_of
+from tools.files import load
 from tools.markup import CALLOUTS, THEOREMS
 from tools.run import Run
+
+with suppress(ImportError):  # not there where a wheel is built
+    from docutils import nodes
 
 INK = "#101010"
 REFERENCES = (
@@ -172,7 +178,7 @@ def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
 
 def code_cell(cell: dict) -> None:
     "Directives out, tags and figure metadata in."
-    source = "".join(cell["source"])
+    source = cell["source"]
     found = directives(source)
     cell["source"] = without_directives(source)
     # a hidden or folded cell that failed is shown
@@ -204,17 +210,6 @@ def title(cells: list[dict]) -> None:
             r"\1:::{div} lead\n\2\n:::\n",
             cells[0]["source"].strip(),
             flags=re.S,
-        )
-
-
-def show_doc(output: dict) -> None:
-    """The output of nbdev's show_doc begins with a rule, which docutils refuses
-    at the start of a section.
-    """
-    data = output.get("data", {})
-    if "text/markdown" in data:
-        data["text/markdown"] = re.sub(
-            r"\A\s*-{3,}\s*\n", "", "".join(data["text/markdown"])
         )
 
 
@@ -272,14 +267,9 @@ CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
 
 def title_of(path: Path) -> str:
     "The first heading of a notebook, or its name where there is none."
-    cells = (
-        json.loads(path.read_text(encoding="utf-8"))["cells"]
-        if path.exists()
-        else []
-    )
-    found = re.search(
-        r"^# (.+)$", "".join(cells[0]["source"]) if cells else "", re.M
-    )
+    cells = load(path)["cells"][:1] if path.exists() else []
+    first = "".join(line for cell in cells for line in cell["source"])
+    found = re.search(r"^# (.+)$", first, re.M)
     return found[1] if found else path.stem
 
 
@@ -320,7 +310,7 @@ def export_label(
             ":::",
         ]
     )
-    name = f"m{abs(api.checksum(source + module)):08x}"
+    name = f"m{zlib.crc32((source + module).encode()):08x}"
     return cell_of("markdown", text, name)
 
 
@@ -333,7 +323,7 @@ def native_cells(cells: list[dict]) -> list[dict]:
     """
     out = []
     for cell in cells:
-        source = "".join(cell["source"])
+        source = cell["source"]
         if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
             label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
             out.append(cell_of("markdown", label, f"{cell['id']}-f"))
@@ -349,7 +339,7 @@ def label_exports(
 ) -> list[dict]:
     "The cells, with a label above each visible cell that the library contains."
     found = [
-        directives("".join(c["source"])) if c["cell_type"] == "code" else {}
+        directives(c["source"]) if c["cell_type"] == "code" else {}
         for c in cells
     ]
     module = next((f["default_exp"] for f in found if "default_exp" in f), "")
@@ -358,9 +348,7 @@ def label_exports(
         if (
             "export" in marks
             and "remove-cell" not in cell_tags(marks)
-            and (
-                label := export_label("".join(cell["source"]), module, entries)
-            )
+            and (label := export_label(cell["source"], module, entries))
         ):
             out.append(label)
         out.append(cell)
@@ -416,7 +404,7 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     made = []
     for i, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
-            found = directives("".join(cell["source"]))
+            found = directives(cell["source"])
             if i == number:
                 mark = ":::{div} failed-cell\nThis cell failed.\n:::"
                 mark = f"(failed-{name})=\n{mark}"
@@ -448,20 +436,19 @@ def garbage(kind: str, data) -> str:
 
     Sphinx would end at it without a book.
     """
-    if kind.endswith("json") or "+json" in kind:
+    if "json" in kind:
         return ""
-    if not (
-        isinstance(data, str)
-        or isinstance(data, list)
-        and all(isinstance(line, str) for line in data)
-    ):
+    lines = [data] if isinstance(data, str) else data
+    try:
+        text = "".join(lines)
+    except TypeError:
         return f"{kind} that is no text"
     if kind in BINARY:
         try:
-            binascii.a2b_base64("".join(data))
+            binascii.a2b_base64(text)
         except ValueError:
             return f"{kind} that is not in base 64"
-    if kind == "image/svg+xml" and "<svg" not in "".join(data):
+    if kind == "image/svg+xml" and "<svg" not in text:
         return f"{kind} without an svg element"
     return ""
 
@@ -498,23 +485,22 @@ def translate_notebook(
     API, by module; `failed`: what the record of the chapter `name` says where
     its last run failed.
     """
-    claims = set(claims)
-    outputs = {}
-    for cell in executed["cells"] if executed else []:
+    claims, outputs = set(claims), {}
+    run = executed["cells"] if executed else []
+    for cell in (*notebook["cells"], *run):
+        cell["source"] = "".join(cell["source"])
+    for cell in run:
         if cell["cell_type"] == "code":
-            outputs.setdefault("".join(cell["source"]), []).append(
-                cell["outputs"]
-            )
+            outputs.setdefault(cell["source"], []).append(cell["outputs"])
     for cell, found in markup.cells(notebook["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = Myst().write(found)
     title(notebook["cells"])
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            known = outputs.get("".join(cell["source"]))
+            known = outputs.get(cell["source"])
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
-                show_doc(output)
                 typeset_output(output)
                 link_claims(output, claims)
     if failed:
@@ -544,17 +530,13 @@ def source_read(app, docname, source):
     run = Run(chapter)
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
-    copy = (
-        json.loads(run.notebook.read_text(encoding="utf-8"))
-        if run.notebook.exists()
-        else None
-    )
+    copy = load(run.notebook) if run.notebook.exists() else None
     reason = chapter.unreadable()
     read = stand_in(path, reason) if reason else json.loads(source[0])
     notebook = translate_notebook(
         read,
         copy,
-        api.claims_of(root, path.stem),
+        {c["id"] for c in api.claims(root) if c["chapter"] == path.stem},
         api.entries(root),
         run.record().get("failed"),
         path.stem,
@@ -562,17 +544,14 @@ def source_read(app, docname, source):
     notebook["cells"] = mark_older(
         notebook["cells"], run.record().get("dependencies", [])
     )
-    for output in (
-        output
-        for cell in notebook["cells"]
-        for output in cell.get("outputs", [])
-    ):
-        for wrong in without_garbage(output):
-            logging.getLogger(__name__).warning(
-                "an output was left out: %s", wrong, location=docname
-            )
-        for named in chapter_titles(output, path.parent):
-            app.env.note_dependency(str(named))
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            for wrong in without_garbage(output):
+                logging.getLogger(__name__).warning(
+                    "an output was left out: %s", wrong, location=docname
+                )
+            for named in chapter_titles(output, path.parent):
+                app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
 
 
@@ -630,8 +609,6 @@ def columns_of(text: str) -> int:
 
 
 def size_tables(doctree) -> None:
-    from docutils import nodes
-
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for block in output.findall(nodes.literal_block):
@@ -659,8 +636,6 @@ def numbers(text: str) -> str:
 
 def printed_numbers(doctree) -> None:
     "The numbers in tables that cells make."
-    from docutils import nodes
-
     for output in doctree.findall(nodes.container):
         if "cell_output" in output["classes"]:
             for entry in output.findall(nodes.entry):
@@ -670,8 +645,6 @@ def printed_numbers(doctree) -> None:
 
 
 def inline_figures(app, doctree, docname):
-    from docutils import nodes
-
     if app.builder.format != "html":
         return
     keep_punctuation(doctree)
@@ -693,8 +666,6 @@ def inline_figures(app, doctree, docname):
 
 def colour_native(app, doctree):
     "Cells of C++ are coloured as such, not as the notebook's Python."
-    from docutils import nodes
-
     for cell in doctree.findall(nodes.container):
         if "tag_cpp" in cell["classes"]:
             for block in cell.findall(nodes.literal_block):
@@ -723,35 +694,26 @@ def keep_punctuation(doctree) -> None:
 
     So both go into a span that it does not break.
     """
-    from docutils import nodes
+
+    def taken(beside, pattern) -> list:
+        "What a text beside a formula ends or begins with; it loses that."
+        found = isinstance(beside, nodes.Text) and pattern.search(beside)
+        if not found:
+            return []
+        beside.parent.replace(beside, nodes.Text(pattern.sub("", beside)))
+        return [nodes.Text(found[0])]
 
     for math in list(doctree.findall(nodes.math)):
-        if not isinstance(
-            math.parent, nodes.Element
-        ) or "kept" in math.parent.get("classes", ()):
+        parent, place = math.parent, math.parent.index(math)
+        if "kept" in parent.get("classes", ()):
             continue
-        siblings = math.parent.children
-        place = siblings.index(math)
-        before, after = (
-            siblings[i] if 0 <= i < len(siblings) else None
-            for i in (place - 1, place + 1)
-        )
-        opens = (
-            OPENING.search(before) if isinstance(before, nodes.Text) else None
-        )
-        closes = (
-            CLOSING.search(after) if isinstance(after, nodes.Text) else None
-        )
-        if not opens and not closes:
-            continue
-        parts = [nodes.Text(opens[0])] if opens else []
-        parent, kept = math.parent, nodes.inline("", "", classes=["kept"])
-        parent.replace(math, kept)
-        kept += [*parts, math, *([nodes.Text(closes[0])] if closes else [])]
-        if opens:
-            parent.replace(before, nodes.Text(before[: opens.start()]))
-        if closes:
-            parent.replace(after, nodes.Text(after[closes.end() :]))
+        before, after = parent[:place][-1:], parent[place + 1 :][:1]
+        opens = taken(*before, OPENING) if before else []
+        closes = taken(*after, CLOSING) if after else []
+        if opens or closes:
+            kept = nodes.inline("", "", classes=["kept"])
+            parent.replace(math, kept)
+            kept += [*opens, math, *closes]
 
 
 def safe_parser():
@@ -848,7 +810,6 @@ def number_as_files() -> None:
     figures and equations; Sphinx would count the chapters, and pages that have
     no number.
     """
-    from docutils import nodes
     from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
 
     counted = TocTreeCollectorWithStyles.assign_section_numbers
@@ -917,6 +878,8 @@ def write_in_parallel(app, env):
 
 
 def setup(app):
+    from tools import launch, names, sidebar
+
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)
@@ -930,18 +893,22 @@ def setup(app):
 
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.add_source_parser(safe_parser(), override=True)
-    for own in ("launch", "names", "sidebar"):
-        app.setup_extension(f"tools.{own}")
+    app.connect("config-inited", launch.configure)
+    app.connect("source-read", names.source_read)
+    # after the theme has put its side bar and its buttons there
+    app.connect("html-page-context", sidebar.one_half, priority=900)
+    app.connect("html-page-context", launch.page_buttons, priority=950)
+    app.connect("build-finished", launch.write_downloads)
     number_as_files()
     one_tree_for_many_references()
-    own = "".join(
-        Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    own = b"".join(
+        Path(__file__).with_name(f"{name}.py").read_bytes()
         for name in "dialect api folding launch markup plain typeset".split()
     )
     # all pages are read again when this changes
     return {
         "version": "1",
-        "env_version": api.checksum(own),
+        "env_version": zlib.crc32(own),
         "parallel_read_safe": True,
         "parallel_write_safe": True,
     }

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -38,6 +37,7 @@ from tools.chapters import (
     pages,
 )
 from tools.dialect import KERNEL, LEADING, directives, without_directives
+from tools.files import load, python, ran, replace, save
 
 # The files of the package that are written by hand.
 HAND_WRITTEN = ("py.typed", "*.npz", "experiments/data_files/*")
@@ -120,9 +120,7 @@ def write_checks(root: Path = ROOT, package: Path | None = None) -> None:
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(f".{os.getpid()}")  # others may do the same
-            new.write_text(text, encoding="utf-8")
-            os.replace(new, path)
+            replace(path, text)
 
 
 def kernel_cells(root: Path) -> list[tuple[Chapter, int, str]]:
@@ -132,7 +130,7 @@ def kernel_cells(root: Path) -> list[tuple[Chapter, int, str]]:
     `#| export-cpp: last` behind the others.
     """
     found = [
-        (c, i, "".join(cell["source"]))
+        (c, i, cell["source"])
         for c in build_order(root)
         for i, cell in enumerate(c.cells())
         if cell["cell_type"] == "raw"
@@ -154,33 +152,28 @@ def kernel_to_cells(root: Path = ROOT) -> list[str]:
     Raises `ValueError` where a change goes over the end of a cell.
     """
     cells, text = kernel_cells(root), (root / KERNEL).read_text("utf-8")
-    owner, before = [], []
-    for number, (_, _, piece) in enumerate(cells):
-        lines = piece.split("\n")
-        before += [*lines, ""]
-        owner += [*[number] * len(lines), None]  # None: between two cells
+    before = kernel_source([piece for *_, piece in cells]).split("\n")
+    # the cell of each line; the empty one behind it is in no cell
+    owner = []
+    for number, (*_, piece) in enumerate(cells):
+        owner += [*[number] * (piece.count("\n") + 1), None]
     after, made = text.split("\n"), [[] for _ in cells]
-    for what, i, j, k, m in difflib.SequenceMatcher(
-        None, before, after, autojunk=False
-    ).get_opcodes():
+    changes = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for what, i, j, k, m in changes.get_opcodes():
         if what == "equal":
-            for of, line in zip(owner[i:j], after[k:m]):
-                if of is not None:
-                    made[of].append(line)
-            continue
-        # what is only new belongs to the line before, or else behind
-        of = set(
-            owner[i:j]
-            or [n for n in (owner[max(i - 1, 0)], owner[i]) if n is not None][
-                :1
-            ]
-        )
-        if len(of) != 1 or None in of:
-            raise ValueError(
-                f"{KERNEL}, line {k + 1}: the change goes over "
-                "the end of a cell; make it in the chapters"
-            )
-        made[of.pop()] += after[k:m]
+            of = owner[i:j]
+        else:  # what is only new belongs to the line before, or else behind
+            beside = [n for n in owner[max(i - 1, 0) : i + 1] if n is not None]
+            own = {*owner[i:j]} if j > i else {*beside[:1]}
+            if len(own) != 1 or None in own:
+                raise ValueError(
+                    f"{KERNEL}, line {k + 1}: the change goes over "
+                    "the end of a cell; make it in the chapters"
+                )
+            of = [*own] * (m - k)
+        for number, line in zip(of, after[k:m]):
+            if number is not None:
+                made[number].append(line)
     pieces = ["\n".join(lines) for lines in made]
     if kernel_source(pieces) != text:
         raise ValueError(
@@ -191,14 +184,11 @@ def kernel_to_cells(root: Path = ROOT) -> list[str]:
     for (chapter, i, old), new in zip(cells, pieces):
         if old == new:
             continue
-        notebook = json.loads(chapter.path.read_text(encoding="utf-8"))
+        notebook = load(chapter.path)
         source = "".join(notebook["cells"][i]["source"])
         head = LEADING.match(source)[0]
         notebook["cells"][i]["source"] = (head + new).splitlines(keepends=True)
-        chapter.path.write_text(
-            json.dumps(notebook, indent=1, ensure_ascii=False) + "\n",
-            encoding="utf-8",
-        )
+        save(chapter.path, notebook)
         changed.append(f"{chapter.name}, cell {i + 1}")
     return changed
 
@@ -241,13 +231,11 @@ def said(root: Path, sources: list[str]) -> list[str]:
     """What cells of the landing page that end in `Markdown(…)` say, run with
     the package and the results of a checkout.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SAID],
+    done = python(
+        *("-c", SAID),
         input=json.dumps(sources),
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
         encoding="utf-8",
     )
     if done.returncode:
@@ -278,7 +266,7 @@ def readme(root: Path) -> str:
         "<!-- AUTOGENERATED from nbs/index.ipynb by make export: edit that. -->"
     ]
     for cell, found in markup.cells(landing.cells()):
-        source = "".join(cell["source"]).strip()
+        source = cell["source"].strip()
         what = set(directives(source))
         if cell["cell_type"] == "markdown":
             blocks.append(Readme().write(found).strip())
@@ -363,18 +351,11 @@ def stub(root: Path) -> str:
     """normalnorm/__init__.pyi: what the package imports when it is first asked
     for, as plain imports, for type checkers and editors; "" for nothing.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import json, normalnorm; "
-            "print(json.dumps(getattr(normalnorm, '_PUBLIC', {})))",
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
+    code = (
+        "import json, normalnorm; "
+        "print(json.dumps(getattr(normalnorm, '_PUBLIC', {})))"
     )
+    done = python("-c", code, cwd=root, check=True)
     places = json.loads(done.stdout)
     if not places:
         return ""
@@ -433,21 +414,13 @@ def narrow(text: str, width: int = 80) -> str:
 
 
 def format_code(root: Path, folder: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-q", folder],
-        cwd=root,
-        check=True,
-    )
+    python(*"-m ruff format -q".split(), folder, cwd=root, check=True)
 
 
 def run_nbdev(root: Path, command: str, *arguments: str) -> None:
     "Run one of nbdev's safe commands (export, update, clean)."
-    done = subprocess.run(
-        [Path(sys.executable).parent / f"nbdev_{command}", *arguments],
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
+    program = Path(sys.executable).parent / f"nbdev_{command}"
+    done = ran([program, *arguments], cwd=root)
     if done.returncode:
         raise RuntimeError(
             f"nbdev_{command} failed:\n{done.stdout}{done.stderr}"
@@ -485,20 +458,16 @@ def is_hand_written(path: Path) -> bool:
 
 def tree(root: Path) -> dict[str, str]:
     "The generated text files of a checkout."
-    package = [
+    found = [
         p
         for p in (root / "normalnorm").rglob("*")
-        if p.is_file() and not {*IGNORED} & {*p.relative_to(root).parts}
-    ]
-    texts = [
-        p
-        for p in package
-        if not is_hand_written(p.relative_to(root / "normalnorm"))
+        if not {*IGNORED} & {*p.relative_to(root).parts}
+        and not is_hand_written(p.relative_to(root / "normalnorm"))
     ]
     return {
         p.relative_to(root).as_posix(): p.read_text(encoding="utf-8")
-        for p in [*texts, *(root / g for g in GENERATED)]
-        if p.exists()
+        for p in [*found, *(root / g for g in GENERATED)]
+        if p.is_file()
     }
 
 
@@ -507,18 +476,9 @@ def generated(root: Path) -> Iterator[Path]:
     "A copy of a checkout, with what its notebooks generate, for a while."
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for folder in ("nbs", "normalnorm"):
-            (copy / folder).mkdir()
-        for name in (
-            "settings.ini",
-            "_toc.yml",
-            "pyproject.toml",
-            *(
-                p.relative_to(root)
-                for p in (root / "nbs").glob("*.*")
-                if p.suffix in (".ipynb", ".md")
-            ),
-        ):
+        (copy / "normalnorm").mkdir()
+        shutil.copytree(root / "nbs", copy / "nbs")
+        for name in ("settings.ini", "_toc.yml", "pyproject.toml"):
             shutil.copy(root / name, copy / name)
         # what sentences of the landing page are made from
         for path in (root / "normalnorm").rglob("*"):
@@ -610,7 +570,7 @@ def noise(root: Path = ROOT) -> list[str]:
     """
     found = []
     for path in sorted((root / "nbs").glob("*.ipynb")):
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = load(path)
         for number, cell in enumerate(notebook["cells"], 1):
             extra = [
                 what

@@ -10,7 +10,7 @@ from this one, which has imported what they need.
 
 import argparse
 import contextlib
-import json
+import multiprocessing
 import os
 import random
 import resource
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import lightning_fabric  # noqa: F401  so that no child has to
@@ -29,7 +30,8 @@ import torch
 
 from normalnorm import cli
 from normalnorm.experiments import results
-from normalnorm.experiments.train import CheckpointError, write_atomically
+from normalnorm.experiments.train import CheckpointError
+from tools.files import save
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "kills.json"
 # AdamW keeps two numbers for each weight, the chosen weights come to it: of the
@@ -63,35 +65,25 @@ class Trial:
     def __init__(self, scale: str, folder: Path, arms=(ARM,), jobs: int = 1):
         self.scale, self.folder, self.arms = scale, folder, arms
         self.log = folder.with_suffix(".txt")
-        self.command = [
-            "run",
-            RECIPE,
-            "--scale",
-            scale,
-            "--device",
-            "cpu",
-            "--seeds",
-            "1",
-            "--jobs",
-            str(jobs),
-            "--out",
-            str(folder),
-            *(word for arm in arms for word in ("--arm", arm)),
-        ]
+        options = f"--scale {scale} --device cpu --seeds 1 --jobs {jobs} --out"
+        self.command = ["run", RECIPE, *options.split(), str(folder)]
+        self.command += [word for arm in arms for word in ("--arm", arm)]
 
-    def start(self) -> int:
-        "The number of a process that is at the command."
+    def run(self) -> None:
+        for stream in (1, 2):
+            os.dup2(os.open(self.log, os.O_WRONLY | os.O_APPEND), stream)
+        sys.exit(cli.main(self.command))
+
+    def start(self) -> BaseProcess:
+        "A process that is at the command."
         self.log.write_text("")
-        if pid := os.fork():
-            return pid
-        status = 70
-        try:
-            for stream in (1, 2):
-                os.dup2(os.open(self.log, os.O_WRONLY | os.O_APPEND), stream)
-            status = cli.main(self.command)
-            sys.stdout.flush()
-        finally:
-            os._exit(status)
+        process = multiprocessing.get_context("fork").Process(target=self.run)
+        process.start()
+        return process
+
+    def ended(self, process: BaseProcess) -> int:
+        process.join()
+        return process.exitcode
 
     def said(self) -> str:
         return self.log.read_text()
@@ -103,22 +95,20 @@ class Trial:
         """Start, act on the process when it is `ready`, and return how it
         ended; None where that was before.
         """
-        pid = self.start()
+        process = self.start()
         while not ready():
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                assert status == 0, self.said()[-2000:]
+            if not process.is_alive():
+                assert self.ended(process) == 0, self.said()[-2000:]
                 return None
             time.sleep(0.0005)
-        act(pid)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        act(process.pid)
+        return self.ended(process)
 
     def settle(self, expected: dict) -> None:
         """Give the command once more; raises `AssertionError` unless there is
         one row of each arm, the expected one, and nothing else.
         """
-        status = os.waitstatus_to_exitcode(os.waitpid(self.start(), 0)[1])
-        assert status == 0, self.said()[-2000:]
+        assert self.ended(self.start()) == 0, self.said()[-2000:]
         found = results.scan(results.find(RECIPE), self.scale, self.folder)
         assert not found.problems and len(found.rows) == len(self.arms)
         for row in found.rows.values():
@@ -141,7 +131,7 @@ class Kills:
     def undisturbed(self) -> dict:
         for arm in (OTHER, ARM):
             trial, start = self.trial((arm,)), time.perf_counter()
-            os.waitpid(trial.start(), 0)
+            trial.ended(trial.start())
             (self.row,) = trial.folder.rglob("*.json")
             self.expected[arm] = timeless(results.read_row(self.row))
             self.seconds = time.perf_counter() - start
@@ -160,14 +150,11 @@ class Kills:
                 if status is None:
                     break
                 half += bool(trial.found(".*"))
-                whole = trial.found("*.pt")
-                done.append(
-                    len(torch.load(whole[0], weights_only=True)["history"])
-                    if whole
-                    else 0
-                )
-                if whole:
-                    self.checkpoint = whole[0].read_bytes()
+                done.append(0)
+                for whole in trial.found("*.pt"):
+                    self.checkpoint = whole.read_bytes()
+                    kept = torch.load(whole, weights_only=True)
+                    done[-1] = len(kept["history"])
             trial.settle(self.expected)
         return {
             "kills": len(done),
@@ -227,20 +214,14 @@ class Kills:
         where = trial.folder
         where.mkdir()
         mount = ["mount", "-t", "tmpfs", "none", str(where), "-o"]
-        mounted = (
-            subprocess.run(
-                [*mount, f"size={3 * size // 2}"], capture_output=True
-            ).returncode
-            == 0
-        )
+        mounted = not subprocess.run(
+            [*mount, f"size={3 * size // 2}"], capture_output=True
+        ).returncode
 
         def starve(pid: int) -> None:
             if not mounted:
-                resource.prlimit(
-                    pid,
-                    resource.RLIMIT_FSIZE,
-                    (size // 2, resource.RLIM_INFINITY),
-                )
+                limits = size // 2, resource.RLIM_INFINITY
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
         try:
             status = trial.disturb(lambda: "epoch 1/" in trial.said(), starve)
@@ -343,8 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
         "parts": found,
         "failures": failures,
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(given.out, lambda file: file.write(text.encode()))
+    save(given.out, record)
     if not failures:
         shutil.rmtree(folder)
     return bool(failures)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tools import plain
 from tools.chapters import ROOT, cell, chapters
+from tools.files import save
 
 BRANCH = "notebooks"
 BINDER, COLAB = "https://mybinder.org", "https://colab.research.google.com"
@@ -146,20 +147,7 @@ def write_downloads(app, exception):
     for chapter in chapters(Path(app.srcdir)):
         path = Path(app.outdir, "_sources", "nbs", chapter.path.name)
         if path.exists() and path.read_bytes() == chapter.path.read_bytes():
-            made = plain.text(plain.notebook(chapter))
-            path.write_text(made, encoding="utf-8")
-
-
-def setup(app):
-    app.connect("config-inited", configure)
-    # after the theme has made its buttons
-    app.connect("html-page-context", page_buttons, priority=950)
-    app.connect("build-finished", write_downloads)
-    return {
-        "version": "1",
-        "parallel_read_safe": True,
-        "parallel_write_safe": True,
-    }
+            save(path, plain.notebook(chapter))
 
 
 if __name__ == "__main__":

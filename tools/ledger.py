@@ -16,21 +16,14 @@ from tools.chapters import ROOT, chapters
 from tools.run import Run
 
 
-def check_file(chapter) -> Path:
-    return (
-        (chapter.root / "normalnorm" / "checks")
-        .joinpath(*chapter.module.split("."))
-        .with_suffix(".py")
-    )
-
-
 def exported(chapter) -> bool:
     """Whether normalnorm/checks holds what the chapter says, so that the run of
     the chapter was a run of the module.
     """
     from tools.export import check_module
 
-    file = check_file(chapter)
+    file = chapter.root / "normalnorm" / "checks"
+    file = file.joinpath(*chapter.module.split(".")).with_suffix(".py")
     return file.exists() and file.read_text(encoding="utf-8") == check_module(
         chapter
     )

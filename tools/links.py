@@ -1,12 +1,12 @@
-"""The links of the rendered book: internal ones must lead somewhere, external
-ones are listed, and nothing is loaded from a network.
+"""Links of the rendered book: internal ones must lead somewhere, and nothing is
+loaded from a network.
 """
 
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import lxml.html
 
@@ -101,21 +101,6 @@ def missing(path: Path, link: str) -> str:
     return ""
 
 
-def external(html: Path) -> dict[str, list[str]]:
-    """Address → the pages that link to it.
-
-    Listed only: nothing here asks a network.
-    """
-    found = {}
-    for path in pages(html):
-        for link in dict.fromkeys(read(path).links):
-            if REMOTE.match(link):
-                found.setdefault(urljoin("https:", link), []).append(
-                    path.relative_to(html).as_posix()
-                )
-    return found
-
-
 def loaded_from_network(html: Path) -> list[str]:
     """Scripts, styles, fonts, images that a page or a style sheet would fetch
     from elsewhere.
@@ -134,15 +119,3 @@ def loaded_from_network(html: Path) -> list[str]:
             )
         ]
     return found
-
-
-if __name__ == "__main__":
-    from tools.chapters import ROOT
-
-    built = ROOT / "_build" / "html"
-    print(
-        "\n".join([*broken(built), *loaded_from_network(built)])
-        or "no broken internal link"
-    )
-    for address, where in sorted(external(built).items()):
-        print(f"  {address}  ({', '.join(where)})")

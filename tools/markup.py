@@ -334,7 +334,7 @@ def cells(found: Sequence[dict]) -> Iterator[tuple[dict, tuple[Block, ...]]]:
     for cell in found:
         made = ()
         if cell["cell_type"] == "markdown":
-            made, still = parse("".join(cell["source"]), still)
+            made, still = parse(cell["source"], still)
             still = tuple(re.sub(r"#[\w-]+", "", open) for open in still)
         yield cell, made
 

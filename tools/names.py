@@ -3,7 +3,6 @@ papers, each with the chapters that have it. Read from the package's source, the
 checks and the chapters; the questions above are written there.
 """
 
-import ast
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -112,24 +111,6 @@ def functions(root: Path, room: str) -> str:
     return table("chapter | names | used in", lines)
 
 
-def claims(root: Path) -> list[dict[str, str]]:
-    "What each claim says of itself, and its chapter."
-    found = []
-    for path in sorted((root / "normalnorm/checks").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        chapter = re.search(r'^__chapter__ = "(.+)"', text, re.M)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "claim":
-                said = {"chapter": chapter[1], "id": node.args[0].value}
-                said |= {"verdict": "holds", "kind": "", "source": ""} | {
-                    k.arg: k.value.value
-                    for k in node.keywords
-                    if isinstance(k.value, ast.Constant)
-                }
-                found.append(said)
-    return sorted(found, key=lambda said: said["chapter"])
-
-
 def theorems(root: Path) -> str:
     place = '{verdict}, <a href="{chapter}.html#claim-here-{id}">{chapter}</a>'
     lines = [
@@ -142,7 +123,7 @@ def theorems(root: Path) -> str:
             api.prose(said["source"], {}),
             re.sub(r"(?<=>)(\d{3})_[\w.]+", r"\1", place.format(**said)),
         )
-        for said in claims(root)
+        for said in api.claims(root)
         if said["kind"] == "theorem"
     ]
     return table("statement | source | verdict, chapter", lines)
@@ -157,7 +138,7 @@ def cited(root: Path) -> dict[str, set[str]]:
             for span in markup.spans(blocks):
                 for key, _ in getattr(span, "entries", ()):
                     found[key].add(c.name)
-    for said in claims(root):
+    for said in api.claims(root):
         for key in found.keys() & {*re.findall(r"\w+", said["source"])}:
             found[key].add(said["chapter"])
     return found
@@ -192,12 +173,3 @@ def source_read(app, docname, source):
         app.env.note_reread()
         made = tables(Path(app.srcdir))
         source[0] = MARK.sub(lambda mark: made[mark[1]], source[0])
-
-
-def setup(app):
-    app.connect("source-read", source_read)
-    return {
-        "version": "1",
-        "parallel_read_safe": True,
-        "parallel_write_safe": True,
-    }

@@ -8,6 +8,7 @@ two pages behind it show what later chapters build and are exempt.
 """
 
 import ast
+from importlib.util import resolve_name
 from pathlib import Path
 
 import normalnorm
@@ -46,17 +47,7 @@ def imported_modules(source: str, package: str = "") -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join(
-                    filter(
-                        None,
-                        [
-                            *package.split(".")[
-                                : len(package.split(".")) - node.level + 1
-                            ],
-                            base,
-                        ],
-                    )
-                )
+                base = resolve_name("." * node.level + base, package)
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
     return {
         name

@@ -18,7 +18,6 @@ alone, which is quick, and put over the zeros.
 
 import html
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from tools import browser
 from tools.chapters import ROOT, Chapter, handbook, parts
+from tools.files import ran
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
@@ -342,13 +342,7 @@ def printed_as_pdf(file: Path, to: Path) -> Path:
             f"--print-to-pdf={to}",
             file.as_uri(),
         )
-        done = subprocess.run(
-            line,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-        )
+        done = ran(line, errors="replace", timeout=SECONDS)
     if not to.exists():
         raise RuntimeError(f"Chromium printed nothing\n{done.stderr[-2000:]}")
     return to

@@ -7,7 +7,6 @@ Numbers of equations, figures, theorems and exercises are those of the rendered
 book. The appendices, which are pages about the book, can only be downloaded.
 """
 
-import json
 import re
 import shutil
 import sys
@@ -24,6 +23,7 @@ from tools.dialect import (
     fold_of,
     without_directives,
 )
+from tools.files import save
 from tools.markup import THEOREMS
 
 PROVED = "∎"
@@ -41,10 +41,6 @@ def number_of(chapter: Chapter) -> str:
     return "" if chapter.part in (None, APPENDICES) else chapter.name[:3]
 
 
-def text_of(cell: dict) -> str:
-    return "".join(cell["source"])
-
-
 # ---- numbers ----------------------------------------------------------------
 
 
@@ -60,7 +56,7 @@ def labels(chapter: Chapter) -> list[tuple[str, str]]:
             if not label.startswith("sec-")
         ]
         if cell["cell_type"] == "code" and (
-            name := directives(text_of(cell)).get("label", "")
+            name := directives(cell["source"]).get("label", "")
         ).startswith("fig-"):
             found.append(name)
     return [(label.split("-")[0], label) for label in found]
@@ -244,15 +240,15 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
     """The cell without its directives, folded where the book hides it; its
     caption as a cell of its own.
     """
-    found = directives(text_of(cell))
-    source = without_directives(text_of(cell))
+    found = directives(cell["source"])
+    source = without_directives(cell["source"])
     if not source:
         return []
     if found.get("eval", "").lower() == "false":
         return [
             chapters.cell("markdown", f"```python\n{source}\n```", cell["id"])
         ]
-    fold = fold_of(text_of(cell))
+    fold = fold_of(cell["source"])
     # JupyterLab shows the first line of a folded cell
     words = fold.text() if fold else ""
     if "export" in found and module:
@@ -287,7 +283,7 @@ def code_cell(cell: dict, module: str, writer: Plain) -> list[dict]:
 
 def native_cell(cell: dict) -> dict:
     "C++, which a notebook of Python does not run: folded where the book does."
-    source = text_of(cell)
+    source = cell["source"]
     block = f"```cpp\n{without_directives(source)}\n```"
     if fold := fold_of(source, raw=True):
         block = (
@@ -312,7 +308,7 @@ def notebook(chapter: Chapter) -> dict:
             )
         elif cell["cell_type"] == "code":
             cells += code_cell(cell, module, writer)
-        elif "export-cpp" in directives(text_of(cell)):
+        elif "export-cpp" in directives(cell["source"]):
             cells.append(native_cell(cell))
     if number := number_of(chapter):
         cells[0]["source"] = re.sub(
@@ -328,10 +324,6 @@ def notebook(chapter: Chapter) -> dict:
     return made
 
 
-def text(content: dict) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
 def write(
     folder: Path, root: Path = ROOT, first: Iterable[dict] = ()
 ) -> list[Path]:
@@ -344,7 +336,7 @@ def write(
         content = notebook(chapter)
         content["cells"] = [*first, *content["cells"]]
         written.append(folder / chapter.path.name)
-        written[-1].write_text(text(content), encoding="utf-8")
+        save(written[-1], content)
     for pattern in "**/book", "benchmarks":
         for rows in sorted((root / "results").glob(pattern)):
             shutil.copytree(

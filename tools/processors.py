@@ -2,12 +2,12 @@
 and clang, whatever machine runs them; outcomes in results/processors.json.
 
     python -m tools.processors               all parts
-    python -m tools.processors --only clang  with "clang" in the names (--list)
+    python -m tools.processors --only clang  with "clang" in the names
     python -m tools.processors --record      what the record lacks for this
                                              kernel, into the record
-    python -m tools.processors --whole avx2  every chapter and every test, as on
-                                             a machine that has nothing beyond
-                                             AVX2 (or: default, SSE2)
+    python -m tools.processors --only whole  every chapter and every test, as on
+                                             machines that have nothing beyond
+                                             AVX2, and SSE2
 
 tests: tests/layers/test_native.py and tests/theory/test_proxy.py whole, what
 tests/layers/test_proxy_norm.py asks of the kernel, and the chapters that derive
@@ -21,12 +21,10 @@ addresses, of undefined behaviour, and of threads.
 
 import argparse
 import hashlib
-import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+
+from tools.files import load, python, ran, save
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
@@ -81,8 +81,9 @@ class InstructionSet:
 
     level: str
     # what the kernel then says of itself: lanes, fused multiplication and
-    # addition, tables
+    # addition, tables; and PyTorch
     way: tuple[int, bool, bool]
+    capability: str
     torch: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -103,10 +104,11 @@ class InstructionSet:
 
 
 SETS = {
-    "AVX-512": InstructionSet("x86-64-v4", (16, True, True)),
+    "AVX-512": InstructionSet("x86-64-v4", (16, True, True), "AVX512"),
     "AVX2": InstructionSet(
         "x86-64-v3",
         (8, True, True),
+        "AVX2",
         (
             ("ATEN_CPU_CAPABILITY", "avx2"),
             ("ONEDNN_MAX_CPU_ISA", "AVX2"),
@@ -116,6 +118,7 @@ SETS = {
     "SSE2": InstructionSet(
         "x86-64",
         (4, False, False),
+        "DEFAULT",
         (
             ("ATEN_CPU_CAPABILITY", "default"),
             ("ONEDNN_MAX_CPU_ISA", "SSE41"),
@@ -123,7 +126,6 @@ SETS = {
         ),
     ),
 }
-WHOLE = {"avx2": "AVX2", "default": "SSE2"}
 NOT_HELD = (
     # compiles for each set itself, which the flags behind it would overrule
     "tests/book/test_packaging.py::test_no_compiler_and_the_same_bits",
@@ -145,19 +147,10 @@ PACKAGES = {
 
 @cache
 def cpuinfo() -> dict[str, str]:
-    try:
-        lines = (
-            Path("/proc/cpuinfo")
-            .read_text(encoding="utf-8", errors="replace")
-            .splitlines()
-        )
-    except OSError:
-        return {}
-    return {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in reversed(lines))
-        if key.strip()
-    }
+    path = Path("/proc/cpuinfo")
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    # of the first processor
+    return dict(re.findall(r"(?m)^(\S.*?)\s*: ?(.*?)\s*$", text)[::-1])
 
 
 def lacking(
@@ -183,10 +176,6 @@ def find(tool: str) -> str | None:
         )
         return str(found) if found and found.exists() else None
     return shutil.which(tool)
-
-
-def ran(command: list[str], **how) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, **how)
 
 
 def output(*command: str) -> str:
@@ -278,14 +267,8 @@ def tested(text: str, code: int) -> dict:
         if text.strip()
         else ""
     )
-    counts = {
-        word: int(n)
-        for n, word in re.findall(
-            r"(\d+) (passed|failed|skipped|error)", summary
-        )
-    }
     return {
-        "passed": code == 0 and counts.get("passed", 0) > 0,
+        "passed": code == 0 and bool(re.search(r"\b[1-9]\d* passed", summary)),
         "summary": re.sub(r" in [\d.]+s.*", "", summary),
         "failures": [
             line[:300]
@@ -295,6 +278,30 @@ def tested(text: str, code: int) -> dict:
     }
 
 
+def problem(instructions: str | None) -> str:
+    """What this process uses instead of an instruction set, its kernel or
+    PyTorch; empty where both are held to it. (Of none: is there a kernel?)
+    """
+    import torch
+
+    from normalnorm.layers.engines import native
+
+    if not native.available():
+        return f"there is no kernel: {native._library()}"
+    if instructions is None:
+        return ""
+    wanted, found = SETS[instructions], []
+    # PyTorch 2.4 has a name of its own for none
+    has = torch.backends.cpu.get_cpu_capability().replace("NO AVX", "DEFAULT")
+    if has != wanted.capability:
+        found.append(f"PyTorch has {has}")
+    if (way := tuple(native.way())) != wanted.way:
+        found.append(f"the kernel has lanes, fused, tables = {way}")
+    if found:
+        found.append(f"{wanted.capability} and {wanted.way} were asked for")
+    return "; ".join(found)
+
+
 def compiled(instructions: str, env: dict[str, str]) -> None:
     """Have the package compile its kernel in this environment.
 
@@ -302,34 +309,12 @@ def compiled(instructions: str, env: dict[str, str]) -> None:
     asked for.
     """
     code = (
-        "import torch; from normalnorm.layers.engines import native; "
-        "print(*map(int, native.way()), "
-        "torch.backends.cpu.get_cpu_capability())"
+        f"from tools.processors import problem as p; print(p({instructions!r}))"
     )
-    done = ran([sys.executable, "-c", code], cwd=ROOT, env=env)
-    if done.returncode:
-        raise Failed(
-            "there is no kernel: "
-            f"{(done.stderr.strip().splitlines() or ['?'])[-1][:300]}"
-        )
-    *way, torch_has = done.stdout.strip().split(maxsplit=3)
-    torch_has = torch_has.replace("NO AVX", "DEFAULT")  # PyTorch 2.4
-    wanted = (
-        dict(SETS[instructions].torch)
-        .get("ATEN_CPU_CAPABILITY", torch_has)
-        .upper()
-    )
-    if tuple(map(int, way)) != SETS[instructions].way or torch_has != wanted:
-        raise Failed(
-            f"the kernel has lanes, fused, tables = {', '.join(way)} "
-            f"and PyTorch {torch_has}, where {SETS[instructions].way} "
-            f"and {wanted} were asked for"
-        )
-    print(
-        f"held to {instructions}: lanes, fused, tables = {', '.join(way)}; "
-        f"PyTorch {torch_has}",
-        flush=True,
-    )
+    done = python("-c", code, cwd=ROOT, env=env)
+    if why := (done.stderr if done.returncode else done.stdout).strip():
+        raise Failed(why[-300:])
+    print(f"held to {instructions}", flush=True)
 
 
 def run_tests(
@@ -343,12 +328,8 @@ def run_tests(
     cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
     env = environment(instructions, compiler, cache_folder, threads)
     compiled(instructions, env)
-    options = ["-p", "no:cacheprovider", "--no-header", "--tb=short"]
-    done = ran(
-        [sys.executable, "-m", "pytest", *options, *chosen],
-        cwd=ROOT,
-        env=env,
-    )
+    options = ["--no-header", "--tb=short"]
+    done = python("-m", "pytest", *options, *chosen, cwd=ROOT, env=env)
     (folder / "output.txt").write_text(done.stdout + done.stderr, "utf-8")
     return tested(done.stdout, done.returncode)
 
@@ -424,25 +405,9 @@ def run_driver(
     said = done.stdout.strip() or done.stderr.strip() or "no output"
     return {
         "passed": done.returncode == 0 and not reports and not warnings,
-        "summary": counted(said.splitlines()[-1], warnings),
+        "summary": said.splitlines()[-1]
+        + f"; {len(warnings)} warnings" * bool(warnings),
         "failures": [x[:300] for x in wrong[:20] + reports[:20]] + warnings,
-    }
-
-
-def counted(summary: str, warnings: list[str]) -> str:
-    return summary + (f"; {len(warnings)} warnings" if warnings else "")
-
-
-def run_compilation(march: str, compiler: str, folder: Path) -> dict:
-    """For a processor that is not here: AVX-512F alone, of which the kernel
-    knows nothing.
-    """
-    command = [COMPILERS[compiler], "-fopenmp"]
-    _, warnings = build(folder, command, [march], command)
-    return {
-        "passed": not warnings,
-        "summary": counted("compiles", warnings),
-        "failures": warnings,
     }
 
 
@@ -487,18 +452,16 @@ def run_arm(compiler: str, folder: Path) -> dict:
     )
 
 
-def run_whole(name: str, folder: Path) -> dict:
+def run_whole(instructions: str, folder: Path) -> dict:
     "Every test, and every chapter among them, in a folder of their own."
     left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
     several = ("-n", "2", "--dist", "worksteal")
-    about = {"commit": commit()}
-    return about | run_tests(
-        WHOLE[name], "gcc", 1, folder, (*several, "tests", *left_out)
-    )
+    chosen = (*several, "tests", *left_out)
+    return run_tests(instructions, "gcc", 1, folder, chosen)
 
 
 def parts() -> list[Part]:
-    "In the order in which they are run, the short ones first."
+    "In the order in which they are run; those of the end only when asked for."
     drivers = [
         Part(
             f"driver {compiler} {name}",
@@ -510,22 +473,13 @@ def parts() -> list[Part]:
         for compiler, command in COMPILERS.items()
     ]
     elsewhere = [
-        part
-        for compiler, command in COMPILERS.items()
-        for part in (
-            Part(
-                f"driver {compiler} aarch64, emulated",
-                (ARM[compiler], ARM["gcc"], "qemu-aarch64-static"),
-                None,
-                partial(run_arm, compiler),
-            ),
-            Part(
-                f"compiles {compiler} AVX-512F alone",
-                (command,),
-                None,
-                partial(run_compilation, "-march=knl", compiler),
-            ),
+        Part(
+            f"driver {compiler} aarch64, emulated",
+            (ARM[compiler], ARM["gcc"], "qemu-aarch64-static"),
+            None,
+            partial(run_arm, compiler),
         )
+        for compiler in COMPILERS
     ]
     sanitizers = [
         Part(
@@ -551,7 +505,11 @@ def parts() -> list[Part]:
         for name in SETS
         for threads in (1, 2, 4)
     ]
-    return [*drivers, *elsewhere, *sanitizers, *tests]
+    whole = [
+        Part(f"whole {name}", ("g++",), name, partial(run_whole, name))
+        for name in ("AVX2", "SSE2")
+    ]
+    return [*drivers, *elsewhere, *sanitizers, *tests, *whole]
 
 
 # ---- what has been done ----
@@ -626,25 +584,22 @@ def about() -> dict:
 
 
 def recorded() -> dict[str, dict]:
-    """The outcomes of parts in the record, but of another kernel, or by other
-    compilers, none; and what `--whole` came to.
+    """The outcomes of parts in the record; of another kernel, or by other
+    compilers, none.
     """
-    record, now = json.loads(RECORD.read_text(encoding="utf-8")), about()
+    record, now = load(RECORD), about()
     same = all(record[k] == now[k] for k in ("native source", "compilers"))
-    return record | {"parts": record["parts"] if same else {}}
+    return record["parts"] if same else {}
 
 
 def write_record(outcomes: dict[str, dict]) -> None:
     "What was known, and these."
-    known, names = recorded(), [p.name for p in parts()]
-    whole = {k: outcomes.pop(f"whole {k}", None) for k in WHOLE}
-    done = known["parts"] | outcomes
+    names, done = [p.name for p in parts()], recorded() | outcomes
     record = about() | {
         "parts": {name: done[name] for name in names if name in done},
         "not run": [name for name in names if name not in done],
-        "whole": known["whole"] | {k: o for k, o in whole.items() if o},
     }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(RECORD, record)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -660,9 +615,6 @@ def main(arguments: list[str] | None = None) -> int:
         help="parts with this in their names; several: any of them",
     )
     parser.add_argument(
-        "--list", action="store_true", help="names of the parts"
-    )
-    parser.add_argument(
         "--again",
         action="store_true",
         help="with --record: run also what has passed",
@@ -670,42 +622,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
     )
-    parser.add_argument(
-        "--whole", choices=WHOLE, help="every chapter and test instead"
-    )
     given = parser.parse_args(arguments)
-    chosen = (
-        [
-            Part(
-                f"whole {given.whole}",
-                (),
-                WHOLE[given.whole],
-                partial(run_whole, given.whole),
-            )
-        ]
-        if given.whole
-        else [
-            p
-            for p in parts()
-            if not given.only
-            or any(word.lower() in p.name.lower() for word in given.only)
-        ]
-    )
+    asked = [word.lower() for word in given.only or ()]
+    chosen = [
+        p
+        for p in parts()
+        if any(word in p.name.lower() for word in asked)
+        or not asked
+        and not p.name.startswith("whole")
+    ]
     if not chosen:
         parser.error(
-            f"no part has {' or '.join(given.only)} in its name; "
-            "--list shows the names"
+            f"no part has {' or '.join(given.only)} in its name; there are "
+            + ", ".join(p.name for p in parts())
         )
-    if given.list:
-        print(*(p.name for p in chosen), sep="\n")
-        return 0
     able = [
         p for p in chosen if not (p.instructions and lacking(p.instructions))
     ]
     if problem := missing(t for p in able for t in p.tools):
         print(problem, file=sys.stderr)
         return 2
-    known = recorded()["parts"] if given.record and not given.again else {}
+    known = recorded() if given.record and not given.again else {}
     todo = [p for p in chosen if not known.get(p.name, {}).get("passed")]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"

@@ -23,7 +23,6 @@ import hashlib
 import importlib
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from tools.files import load, python, replace
 
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "results" / "records.json"
@@ -178,12 +179,8 @@ def asked(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     for name in modules.pop("", ()):
         found[name] = {"code": hashes(entries[name]["files"])}
     for module, of in modules.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.records", "--witness", *of],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
+        words = "-m", "tools.records", "--witness", *of
+        done = python(*words, cwd=ROOT)
         if done.returncode:
             raise RuntimeError(f"a witness in {module} failed:\n{done.stderr}")
         found |= json.loads(done.stdout.splitlines()[-1])
@@ -274,7 +271,7 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
             Path(m.__file__).resolve()
             for m in list(sys.modules.values())
             if getattr(m, "__file__", None)
-        } - {Path(__file__).resolve()}
+        } - {Path(__file__).resolve(), ROOT / "tools" / "files.py"}
         if "normalnorm.layers.engines.native" in sys.modules:
             names.add(ROOT / NATIVE)
     inside = sorted(
@@ -305,20 +302,13 @@ def content(path: str) -> str:
 
 def ledger() -> dict[str, dict[str, Any]]:
     "What results/records.json says of each record."
-    return json.loads(LEDGER.read_text(encoding="utf-8"))
+    return load(LEDGER)
 
 
 def write(entries: dict[str, dict[str, Any]]) -> None:
     "A line for each record."
-    LEDGER.write_text(
-        "{\n"
-        + ",\n".join(
-            f"{json.dumps(name)}: {json.dumps(entry)}"
-            for name, entry in entries.items()
-        )
-        + "\n}\n",
-        encoding="utf-8",
-    )
+    lines = (f"{json.dumps(n)}: {json.dumps(e)}" for n, e in entries.items())
+    replace(LEDGER, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def changed(entry: dict[str, Any]) -> list[str]:

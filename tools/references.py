@@ -109,16 +109,14 @@ class Reference(nn.Module):
         self.check(x)
         if self.training and hasattr(self, "num_batches_tracked"):
             self.num_batches_tracked += 1
-        out = self.mapped(
-            self.normalized(
-                x, torch.finfo(x.dtype).eps if self.eps is None else self.eps
-            )
-        )
-        return (
-            out
-            if self.tau is None
-            else torch.maximum(out, self.wide(self.tau, x))
-        )
+        return self.computed(x)
+
+    def computed(self, x: Tensor) -> Tensor:
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        out = self.mapped(self.normalized(x, eps))
+        if self.tau is not None:
+            out = torch.maximum(out, self.wide(self.tau, x))
+        return out
 
 
 class _Kept(torch.autograd.Function):
@@ -147,10 +145,7 @@ class ByFormula(Reference):
             if name[0] != "_" and not hasattr(self, name):
                 setattr(self, name, value)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.check(x)
-        if self.training and hasattr(self, "num_batches_tracked"):
-            self.num_batches_tracked += 1
+    def computed(self, x: Tensor) -> Tensor:
         return self.formula(self, _Kept.apply(x))
 
 

@@ -23,12 +23,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib.metadata import version
 from pathlib import Path
 
 from tools import kernels, records
 from tools.chapters import ROOT, Chapter, chapters
+from tools.files import load, replace, save
 
 HEADING = re.compile(r"^#+ .*$", re.M)
 # a docstring that is asked for, not one that has an example
@@ -159,13 +159,6 @@ def meaning(name: str, data: bytes) -> str:
     return ""
 
 
-def version(package: str) -> str:
-    try:
-        return installed(package)
-    except PackageNotFoundError:
-        return "missing"
-
-
 @lru_cache(maxsize=None)
 def environment(root: Path) -> str:
     """What every chapter depends on: pins, requirements, Python, the versions
@@ -217,7 +210,7 @@ class Run:
         `failed`: cell, of, error; empty where there is none.
         """
         try:
-            return json.loads(self.record_file.read_text(encoding="utf-8"))
+            return load(self.record_file)
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -309,27 +302,13 @@ def without_machine(text: str, root: Path) -> str:
     return PLACES.sub(r"…/\1", text)
 
 
-def write(path: Path, text: str) -> None:
-    "Whole or not at all: tests in another process may read at the same time."
-    with tempfile.NamedTemporaryFile(
-        "w",
-        dir=path.parent,
-        prefix=f".{path.name}",
-        encoding="utf-8",
-        errors="backslashreplace",
-        delete=False,
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)
-
-
-def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
+def kernel_environment(root: Path) -> dict[str, str]:
     """The environment variables of a chapter's kernel, but for the ones of one
     run.
     """
     env = {
         **os.environ,
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         # tqdm, imported by a library: of no use on a page
         "PYTHONWARNINGS": "ignore:IProgress not found",
@@ -345,7 +324,6 @@ def kernel_environment(root: Path, threads: int = 1) -> dict[str, str]:
 
 def execute(
     chapter: Chapter,
-    threads: int = 1,
     nursery: kernels.Nursery | None = None,
     limit: float = LIMIT,
 ) -> Run:
@@ -409,12 +387,12 @@ def execute(
                 client.async_execute(
                     cwd=str(chapter.root / "nbs"),
                     env={
-                        **kernel_environment(chapter.root, threads),
+                        **kernel_environment(chapter.root),
                         "BOOK_RECORD": str(report),
                     },
                 )
             )
-            known = json.loads(report.read_text())
+            known = load(report)
         notebook.cells = notebook.cells[1:-1]
         root = f"{chapter.root.resolve()}{os.sep}"
         names = {
@@ -500,28 +478,21 @@ def execute(
                 elif output.output_type == "stream":
                     output["text"] = clean(output["text"])
             notebook.cells = notebook.cells[1 : count + 1]
-            write(run.notebook, nbformat.writes(notebook))
+            replace(run.notebook, nbformat.writes(notebook))
         else:
             run.notebook.unlink(missing_ok=True)
-        write(
-            run.record_file,
-            json.dumps(
-                {
-                    "failed": {
-                        "cell": number,
-                        "of": count if number else 0,
-                        "error": line,
-                    },
-                    "seconds": round(time.perf_counter() - start, 2),
-                },
-                indent=1,
-            ),
-        )
+        failed = {
+            "cell": number,
+            "of": count if number else 0,
+            "error": line,
+        }
+        seconds = round(time.perf_counter() - start, 2)
+        save(run.record_file, {"failed": failed, "seconds": seconds})
         raise ChapterFailed(
             chapter.name, number, count if number else 0, line, clean(details)
         ) from None
-    write(run.notebook, text)
-    write(run.record_file, json.dumps(record, indent=1))
+    replace(run.notebook, text)
+    save(run.record_file, record)
     return run
 
 
@@ -537,7 +508,7 @@ def expected_seconds(chapter: Chapter) -> float:
     """
     if seconds := Run(chapter).record().get("seconds"):
         return seconds
-    return json.loads(SECONDS.read_text()).get(chapter.name, 5.0)
+    return load(SECONDS).get(chapter.name, 5.0)
 
 
 def rounds(todo: list[Chapter]) -> list[list[Chapter]]:
@@ -552,10 +523,8 @@ def rounds(todo: list[Chapter]) -> list[list[Chapter]]:
     ]
 
 
-def run_all(
-    todo: list[Chapter], workers: int = 2, limit: float = LIMIT
-) -> list[ChapterFailed]:
-    """Run chapters side by side, saying what happens; returns the failures in
+def run_all(todo: list[Chapter], limit: float = LIMIT) -> list[ChapterFailed]:
+    """Run chapters two by two, saying what happens; returns the failures in
     the order of the book.
     """
     failures, done = {}, 0
@@ -563,7 +532,7 @@ def run_all(
         kernels.nursery(kernel_environment(ROOT))
         if len(todo) > FEW
         else nullcontext() as nursery,
-        ThreadPoolExecutor(workers) as pool,
+        ThreadPoolExecutor(2) as pool,
     ):
         for listed in rounds(todo):
             futures = {

@@ -42,13 +42,3 @@ def one_half(app, pagename, templatename, context, doctree):
         return soup
 
     context["generate_toctree_html"] = half
-
-
-def setup(app):
-    # after the theme has put its own there
-    app.connect("html-page-context", one_half, priority=900)
-    return {
-        "version": "1",
-        "parallel_read_safe": True,
-        "parallel_write_safe": True,
-    }

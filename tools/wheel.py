@@ -12,10 +12,11 @@ the loader does not find what it needs, the kernel is compiled as ever.
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tools.files import python
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("normalnorm/layers/engines/native.cpp")
@@ -28,13 +29,7 @@ class Failed(Exception):
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> str:
     "A Python module's output. Raises `Failed` with what it said."
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        text=True,
-        capture_output=True,
-        env=os.environ | environment,
-    )
+    done = python(*arguments, cwd=cwd, env=os.environ | environment)
     if done.returncode:
         raise Failed(
             f"python {' '.join(arguments[:3])} …: "

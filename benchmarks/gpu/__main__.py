@@ -25,6 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -46,6 +47,7 @@ from normalnorm.layers import core  # noqa: E402
 from normalnorm.layers import noise as of_noise  # noqa: E402
 from normalnorm.layers.backends import set_backend  # noqa: E402
 from normalnorm.layers.engines import compiled  # noqa: E402
+from normalnorm.theory.newton import Over  # noqa: E402
 from tools.records import digest, hashes  # noqa: E402
 from tools.rows import trials  # noqa: E402
 
@@ -158,17 +160,15 @@ def prototype(
     name: str, x, w, b, dy, launch: dict | None = None, **settings
 ) -> Callable:
     "Forward and backward pass by a prototype: output, gradients, numbers."
-    module = kernel(name)
+    module, launch = kernel(name), launch or {}
     settings["seed"] = seed()
-    launch = launch or {}
+    # the forward pass of rows has a program for each tile
+    first = {
+        k: v for k, v in launch.items() if (name, k) != ("rows", "programs")
+    }
 
     def run():
-        if name == "rows":
-            values = {k: v for k, v in launch.items() if k == "values"}
-            y, kept = module.forward(x, w, b, **settings, **values)
-            back = module.backward(dy, x, kept, w, True, **settings, **launch)
-            return y, *back, kept
-        y, kept = module.forward(x, w, b, **settings, **launch)
+        y, kept = module.forward(x, w, b, **settings, **first)
         return y, *module.backward(dy, x, kept, w, **settings, **launch), kept
 
     return run
@@ -192,20 +192,19 @@ def correctness() -> Iterator[Job]:
     ]
     few = slice(None if CUDA else 2)
     for kind, found in shapes.items():
-        for shape in found[few]:
-            for dtype in LIMITS:
-                for rule in rules[few]:
-                    for last in (False, True)[: 1 + (len(shape) == 4)]:
-                        yield (
-                            {
-                                "kernel": kind,
-                                "shape": list(shape),
-                                "dtype": str(dtype)[6:],
-                                "last": last,
-                                "alpha, noise, kind": list(rule),
-                            },
-                            partial(errors, kind, shape, dtype, rule, last),
-                        )
+        for shape, dtype, rule in product(found[few], LIMITS, rules[few]):
+            for last in (False, True)[: 1 + (len(shape) == 4)]:
+                case = kind, shape, dtype, rule, last
+                yield (
+                    {
+                        "kernel": kind,
+                        "shape": list(shape),
+                        "dtype": str(dtype)[6:],
+                        "last": last,
+                        "alpha, noise, kind": list(rule),
+                    },
+                    partial(errors, *case),
+                )
 
 
 def errors(kind, shape, dtype, settings, last) -> Row:
@@ -230,7 +229,7 @@ def errors(kind, shape, dtype, settings, last) -> Row:
     dims = (-1,) if kind == "rows" else (0, *range(2, len(shape)))
     out, used = core.by_autograd(
         wide[0],
-        dims,
+        Over(dims),
         core.Rule.of(noise=noise, alpha=alpha, noise_kind=how),
         *(t.view(view) for t in wide[1:]),
         seed(),
@@ -439,21 +438,21 @@ def against(
     ways: Ways, shapes: list, measured: Callable[..., Row] = ratio
 ) -> Iterator[Job]:
     "Forward and backward pass in times of PyTorch's layer, in one run."
-    for kind, shape in shapes if CUDA else TINY:
-        for dtype in LIMITS if CUDA else [torch.float32]:
-            for last in (False, True)[: 1 + (kind == "staged" and CUDA)]:
-                for noise in (0.0, 0.4):
-                    for way in ways(kind, last):
-                        about = {
-                            "layer": "layer" if kind == "rows" else "batch",
-                            "shape": list(shape),
-                            "dtype": str(dtype)[6:],
-                            "last": last,
-                            "noise": noise,
-                            **way,
-                        }
-                        case = kind, shape, dtype, noise, last
-                        yield about, partial(measured, way, *case)
+    dtypes = LIMITS if CUDA else [torch.float32]
+    for (kind, shape), dtype in product(shapes if CUDA else TINY, dtypes):
+        both = (False, True)[: 1 + (kind == "staged" and CUDA)]
+        for last, noise in product(both, (0.0, 0.4)):
+            for way in ways(kind, last):
+                about = {
+                    "layer": "layer" if kind == "rows" else "batch",
+                    "shape": list(shape),
+                    "dtype": str(dtype)[6:],
+                    "last": last,
+                    "noise": noise,
+                    **way,
+                }
+                case = kind, shape, dtype, noise, last
+                yield about, partial(measured, way, *case)
 
 
 def table() -> Iterator[Job]:
@@ -521,14 +520,10 @@ def there(name: str, kind: str, dtype, who: str, training: bool) -> Row:
 
 def habits() -> Iterator[Job]:
     "What a layer asks of the device besides its numbers."
-    for make, shape in (
-        (LayerNormalNorm, (64, 384)),
-        (BatchNormalNorm2d, (8, 384, 7, 7)),
-    ):
-        for amount in (0.0, 0.4):
-            for who in ("eager", "compiled"):
-                about = {"layer": make.__name__, "noise": amount, "by": who}
-                yield about, partial(habit, make, shape, amount, who)
+    shapes = {LayerNormalNorm: (64, 384), BatchNormalNorm2d: (8, 384, 7, 7)}
+    for make, amount, who in product(shapes, (0.0, 0.4), ("eager", "compiled")):
+        about = {"layer": make.__name__, "noise": amount, "by": who}
+        yield about, partial(habit, make, shapes[make], amount, who)
     for offset in (0, 3, 2**33 + 1):
         yield {"what": "noise", "offset": offset}, partial(drawn, offset)
 
@@ -575,15 +570,15 @@ def models() -> Iterator[Job]:
     found = zip(measure.NETWORKS, (512, 256)) if CUDA else [(measure.TINY, 2)]
     for network, count in found:
         network = network._replace(batch=(count, *network.batch[1:]))
-        for noise in (0.0, network.noise):
-            for who in ("eager", "compiled"):
-                about = {
-                    "network": network.architecture,
-                    "batch": list(network.batch),
-                    "noise": noise,
-                    "by": who,
-                }
-                yield about, partial(stepped, network, noise, who)
+        ways = product((0.0, network.noise), ("eager", "compiled"))
+        for noise, who in ways:
+            about = {
+                "network": network.architecture,
+                "batch": list(network.batch),
+                "noise": noise,
+                "by": who,
+            }
+            yield about, partial(stepped, network, noise, who)
 
 
 def stepped(network: measure.Network, noise: float, who: str) -> Row:

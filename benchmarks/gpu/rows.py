@@ -24,32 +24,36 @@ KEPT = 8
 
 # ---- elementary functions in base 2: no branch, no libdevice
 @triton.jit
+def by_unit(x, INSTRUCTION: tl.constexpr):
+    "What the unit for special functions makes of x, in one instruction."
+    return tl.inline_asm_elementwise(
+        INSTRUCTION + ".approx.ftz.f32 $0, $1;",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def log2_of(x):
     "log₂ x for x ≥ 2⁻³³: one MUFU.LG2, without tl.log2's care for subnormals."
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    return tl.log2(x)
+    return by_unit(x, "lg2") if PTX else tl.log2(x)
 
 
 @triton.jit
 def exp2_of(x):
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    return tl.exp2(x)
+    return by_unit(x, "ex2") if PTX else tl.exp2(x)
+
+
+@triton.jit
+def horner(x, factors):
+    "The polynomial of these factors, the highest first."
+    p = factors[0]
+    for i in tl.static_range(1, len(factors)):
+        p = p * x + factors[i]
+    return p
 
 
 @triton.jit
@@ -60,12 +64,17 @@ def log2_1p(a, FAST: tl.constexpr):
     if FAST:
         return far
     # (a + a²·P(a))/log 2 on [0, 0.3], relative error 1.5e-9 before rounding
-    p = 0.0629256085
-    p = p * a - 0.139683963
-    p = p * a + 0.195091925
-    p = p * a - 0.249531182
-    p = p * a + 0.333312347
-    p = p * a - 0.499999684
+    p = horner(
+        a,
+        (
+            0.0629256085,
+            -0.139683963,
+            0.195091925,
+            -0.249531182,
+            0.333312347,
+            -0.499999684,
+        ),
+    )
     return tl.where(a < 0.3, (p * a * a + a) * LOG2E, far)
 
 
@@ -76,13 +85,7 @@ def expm1_over(t, ell, e, inverse, FAST: tl.constexpr):
         return tl.where(
             tl.abs(t) < 0.00390625, 0.5 * t * ell + ell, e * inverse - inverse
         )
-    p = 1.0 / 5040.0
-    p = p * t + 1.0 / 720.0
-    p = p * t + 1.0 / 120.0
-    p = p * t + 1.0 / 24.0
-    p = p * t + 1.0 / 6.0
-    p = p * t + 0.5
-    p = p * t + 1.0
+    p = horner(t, (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0))
     return tl.where(tl.abs(t) < 0.5, ell * p, e * inverse - inverse)
 
 
@@ -91,20 +94,22 @@ def by_lambda(t, ell, e, inverse, FAST: tl.constexpr):
     "∂ψ/∂λ = ℓ²·(t eᵗ − expm1 t)/t², by its series Σ tʲ/(j!(j+2)) near 0."
     far = (t * e - e + 1.0) * (inverse * inverse)
     if FAST:
-        p = 1.0 / 30.0
-        p = p * t + 0.125
-        p = p * t + 1.0 / 3.0
-        p = p * t + 0.5
+        p = horner(t, (1 / 30, 0.125, 1 / 3, 0.5))
         return tl.where(tl.abs(t) < 0.125, ell * ell * p, far)
-    p = 1.0 / 403200.0
-    p = p * t + 1.0 / 45360.0
-    p = p * t + 1.0 / 5760.0
-    p = p * t + 1.0 / 840.0
-    p = p * t + 1.0 / 144.0
-    p = p * t + 1.0 / 30.0
-    p = p * t + 0.125
-    p = p * t + 1.0 / 3.0
-    p = p * t + 0.5
+    p = horner(
+        t,
+        (
+            1 / 403200,
+            1 / 45360,
+            1 / 5760,
+            1 / 840,
+            1 / 144,
+            1 / 30,
+            0.125,
+            1 / 3,
+            0.5,
+        ),
+    )
     return tl.where(tl.abs(t) < 1.0, ell * ell * p, far)
 
 
@@ -126,23 +131,7 @@ def turn(b, FAST: tl.constexpr):
     "cos and sin of 2π·b·2⁻³², b a word: quadrant exactly, then polynomials."
     if FAST and PTX:  # MUFU: absolute error 2⁻²⁰
         r = b.to(tl.int32, bitcast=True).to(tl.float32) * TURN
-        cos = tl.inline_asm_elementwise(
-            "cos.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [r],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-        sin = tl.inline_asm_elementwise(
-            "sin.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [r],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-        return cos, sin
+        return by_unit(r, "cos"), by_unit(r, "sin")
     q = (b + 0x20000000) >> 30  # nearest quarter, 0…3 (mod 4)
     r = (b - (q << 30)).to(tl.int32, bitcast=True).to(tl.float32) * TURN
     s = r * r
@@ -216,16 +205,17 @@ def row_normals(
 
 @triton.jit
 def reciprocal(x):
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;",
-            "=f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    return 1.0 / x
+    return by_unit(x, "rcp") if PTX else 1.0 / x
+
+
+@triton.jit
+def noisy(x, z, scale, noise, NOISE: tl.constexpr):
+    "With noise from the numbers z; `scale` is that of a unit."
+    if NOISE == 1:
+        return x + z * scale
+    if NOISE == 2:
+        return x + z * (noise * 0.7978845608028654)
+    return x * (1.0 + noise * z)
 
 
 # ---- the unit
@@ -288,15 +278,12 @@ def layer_forward(
     SEED,
     M,
     N,
-    offset,
     eps,
     alpha,
     noise,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_B: tl.constexpr,
     TRANSFORM: tl.constexpr,
     NOISE: tl.constexpr,
     FAST: tl.constexpr,
@@ -339,39 +326,27 @@ def layer_forward(
         h = transform(h, lam[:, None], FAST)
     if NOISE:
         seed = tl.load(SEED)
-        z = row_normals(rows * N + offset, seed, R, BLOCK, QUADS, FAST)
+        z = row_normals(rows * N, seed, R, BLOCK, QUADS, FAST)
         if NOISE == 1:
             m = tl.sum(h, 1) * n
             away = tl.where(inside, tl.abs(h - m[:, None]), 0.0)
             scale = tl.sum(away, 1) * n * noise
-            h += z * scale[:, None]
-        elif NOISE == 2:
-            h += z * (noise * 0.7978845608028654)
-        else:
-            h *= 1.0 + noise * z
-    if HAS_W:
-        h *= tl.load(W + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    if HAS_B:
-        h += tl.load(B + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    tl.store(Y + at, saturated(h, Y.dtype.element_ty), mask=inside)
-    tl.store(NUM + rows, mean, mask=ok)
-    tl.store(NUM + M + rows, var, mask=ok)
-    tl.store(NUM + 2 * M + rows, lam, mask=ok)
+        h = noisy(h, z, scale[:, None], noise, NOISE)
+    h *= tl.load(W + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    h += tl.load(B + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    tl.store(Y + at, h.to(Y.dtype.element_ty), mask=inside)
+    keep(NUM + rows, M, ok, (mean, var, lam))
     if TRANSFORM:
-        tl.store(NUM + 3 * M + rows, ratio, mask=ok)
-        tl.store(NUM + 4 * M + rows, second, mask=ok)
-        tl.store(NUM + 5 * M + rows, mean_d, mask=ok)
-        tl.store(NUM + 6 * M + rows, slope, mask=ok)
+        keep(NUM + 3 * M + rows, M, ok, (ratio, second, mean_d, slope))
     if NOISE == 1:
         tl.store(NUM + 7 * M + rows, scale, mask=ok)
 
 
 @triton.jit
-def saturated(x, DTYPE: tl.constexpr):
-    if DTYPE == tl.float16:
-        finite = tl.abs(x) < float("inf")
-        x = tl.where(finite, tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-    return x.to(DTYPE)
+def keep(PLACE, step, ok, numbers):
+    "Stores tensors, each a step behind the one before."
+    for i in tl.static_range(len(numbers)):
+        tl.store(PLACE + i * step, numbers[i], mask=ok)
 
 
 @triton.jit
@@ -437,16 +412,12 @@ def layer_backward(
     DB,
     M,
     N,
-    offset,
     eps,
     alpha,
     noise,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
-    HAS_W: tl.constexpr,
-    OF_W: tl.constexpr,
-    OF_B: tl.constexpr,
     TRANSFORM: tl.constexpr,
     NOISE: tl.constexpr,
     FAST: tl.constexpr,
@@ -457,8 +428,7 @@ def layer_backward(
     here = cols < N
     n = 1.0 / N
     of_w, of_b = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    if HAS_W:
-        w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)[None, :]
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)[None, :]
     for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
         rows = tile * R + tl.arange(0, R).to(tl.int64)
         ok = rows < M
@@ -471,7 +441,7 @@ def layer_backward(
         grad = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(NUM + rows, mask=ok, other=0.0)
         var = tl.load(NUM + M + rows, mask=ok, other=1.0)
-        lam, ratio, second, mean_d, slope = var, var, var, var, var
+        lam, ratio, second, mean_d, slope, scale = var, var, var, var, var, var
         if TRANSFORM:
             lam = tl.load(NUM + 2 * M + rows, mask=ok, other=1.0)
             ratio = tl.load(NUM + 3 * M + rows, mask=ok, other=0.0)
@@ -480,16 +450,11 @@ def layer_backward(
             slope = tl.load(NUM + 6 * M + rows, mask=ok, other=0.0)
         rate, bare = rates(var, eps)
         c = tl.where(inside, x - mean[:, None], 0.0)
-        g = grad
-        if HAS_W:
-            g *= w
+        g = grad * w
         if NOISE:
-            if OF_W or NOISE == 3:
-                z = row_normals(
-                    rows * N + offset, tl.load(SEED), R, BLOCK, QUADS, FAST
-                )
-            if NOISE == 3:
-                g *= 1.0 + noise * z
+            z = row_normals(rows * N, tl.load(SEED), R, BLOCK, QUADS, FAST)
+        if NOISE == 3:
+            g *= 1.0 + noise * z
         h, k, v, up, move, y = slopes(
             c,
             g,
@@ -502,7 +467,7 @@ def layer_backward(
             slope[:, None],
             alpha,
             TRANSFORM,
-            OF_W,
+            True,
             FAST,
         )
         if TRANSFORM:
@@ -520,23 +485,15 @@ def layer_backward(
                 - h * (tl.sum(v * h, 1) * n)[:, None]
             ) * rate[:, None]
         tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
-        if OF_W:
-            if NOISE == 1:
-                y += (
-                    z * tl.load(NUM + 7 * M + rows, mask=ok, other=0.0)[:, None]
-                )
-            elif NOISE == 2:
-                y += z * (noise * 0.7978845608028654)
-            elif NOISE == 3:
-                y *= 1.0 + noise * z
-            of_w += tl.sum(grad * y, 0)
-        if OF_B:
-            of_b += tl.sum(grad, 0)
+        if NOISE == 1:
+            scale = tl.load(NUM + 7 * M + rows, mask=ok, other=0.0)
+        if NOISE:
+            y = noisy(y, z, scale[:, None], noise, NOISE)
+        of_w += tl.sum(grad * y, 0)
+        of_b += tl.sum(grad, 0)
     at = tl.program_id(0).to(tl.int64) * N + cols
-    if OF_W:
-        tl.store(DW + at, of_w, mask=here)
-    if OF_B:
-        tl.store(DB + at, of_b, mask=here)
+    tl.store(DW + at, of_w, mask=here)
+    tl.store(DB + at, of_b, mask=here)
 
 
 # ---- host side
@@ -545,53 +502,34 @@ FUSED = {"enable_fp_fusion": True}
 KIND = {"scaled": 1, "unscaled": 2, "dropout": 3}
 
 
-def tile_of(n: int, m: int, values: int) -> tuple[int, int, int]:
-    "Rows and columns of a tile, warps, of as many values a thread."
+def constants(x, values: int, alpha, noise, kind) -> dict:
+    """What both passes are compiled for: a tile, warps of as many `values` a
+    thread, and what is computed.
+    """
+    n, m = x.shape[-1], x.numel() // x.shape[-1]
     block = max(triton.next_power_of_2(n), 4)
     r = max(1, min(1024 // block, triton.next_power_of_2(m)))
-    return r, block, min(max(r * block // (32 * values), 1), 16)
-
-
-def forward(
-    x,
-    w=None,
-    b=None,
-    eps=1e-5,
-    alpha=1.0,
-    noise=0.0,
-    kind="scaled",
-    seed=None,
-    offset=0,
-    fast=None,
-    values=32,
-):
-    n, m = x.shape[-1], x.numel() // x.shape[-1]
-    y, num = torch.empty_like(x), x.new_empty(KEPT * m, dtype=torch.float32)
-    r, block, warps = tile_of(n, m, values)
-    layer_forward[(triton.cdiv(m, r),)](
-        x,
-        y,
-        w,
-        b,
-        num,
-        seed,
-        m,
-        n,
-        offset,
-        eps,
-        alpha,
-        noise,
+    return dict(
         R=r,
         BLOCK=block,
         EVEN=n == block and m % r == 0,
-        HAS_W=w is not None,
-        HAS_B=b is not None,
         TRANSFORM=alpha > 0,
         NOISE=KIND[kind] if noise else 0,
-        FAST=x.dtype != torch.float32 if fast is None else fast,
-        QUADS=n % 4 == 0 and offset % 4 == 0,
-        num_warps=warps,
+        FAST=x.dtype != torch.float32,
+        QUADS=n % 4 == 0,
+        num_warps=min(max(r * block // (32 * values), 1), 16),
         **FUSED,
+    )
+
+
+def forward(
+    x, w, b, seed, eps=1e-5, alpha=1.0, noise=0.0, kind="scaled", values=32
+):
+    n, m = x.shape[-1], x.numel() // x.shape[-1]
+    y, num = torch.empty_like(x), x.new_empty(KEPT * m, dtype=torch.float32)
+    how = constants(x, values, alpha, noise, kind)
+    layer_forward[(triton.cdiv(m, how["R"]),)](
+        x, y, w, b, num, seed, m, n, eps, alpha, noise, **how
     )
     return y, num
 
@@ -600,50 +538,20 @@ def backward(
     dy,
     x,
     num,
-    w=None,
-    bias=False,
+    w,
+    seed,
     eps=1e-5,
     alpha=1.0,
     noise=0.0,
     kind="scaled",
-    seed=None,
-    offset=0,
     programs=264,
-    fast=None,
     values=32,
 ):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
-    r, block, warps = tile_of(n, m, values)
-    p = min(programs, triton.cdiv(m, r))
-    dx = torch.empty_like(x)
-    dw = x.new_empty((p, n), dtype=torch.float32) if w is not None else None
-    db = x.new_empty((p, n), dtype=torch.float32) if bias else None
+    how = constants(x, values, alpha, noise, kind)
+    p, dx = min(programs, triton.cdiv(m, how["R"])), torch.empty_like(x)
+    dw, db = (w.new_empty(p, n) for _ in range(2))
     layer_backward[(p,)](
-        x,
-        dy,
-        dx,
-        w,
-        num,
-        seed,
-        dw,
-        db,
-        m,
-        n,
-        offset,
-        eps,
-        alpha,
-        noise,
-        R=r,
-        BLOCK=block,
-        EVEN=n == block and m % r == 0,
-        HAS_W=w is not None,
-        OF_W=w is not None,
-        OF_B=bias,
-        TRANSFORM=alpha > 0,
-        NOISE=KIND[kind] if noise else 0,
-        FAST=x.dtype != torch.float32 if fast is None else fast,
-        QUADS=n % 4 == 0 and offset % 4 == 0,
-        num_warps=warps,
-        **FUSED,
+        x, dy, dx, w, num, seed, dw, db, m, n, eps, alpha, noise, **how
     )
-    return dx, *(None if t is None else t.sum(0) for t in (dw, db))
+    return dx, dw.sum(0), db.sum(0)

@@ -15,9 +15,10 @@ from benchmarks.gpu.rows import (
     at_one_terms,
     estimate,
     four_normals,
+    keep,
+    noisy,
     normal_of,
     rates,
-    saturated,
     slopes,
     transform,
 )
@@ -36,6 +37,14 @@ def total(x, LAST: tl.constexpr):
     else:
         out = tl.sum(s, 0) + tl.zeros((1, 1), tl.float32)
     return out
+
+
+@triton.jit
+def totals(tensors, LAST: tl.constexpr):
+    found = ()
+    for i in tl.static_range(len(tensors)):
+        found = found + (total(tensors[i], LAST),)
+    return found
 
 
 @triton.jit
@@ -130,27 +139,20 @@ def batch_forward(
     NUM,
     PART,
     SEED,
-    RM,
-    RV,
-    RL,
     B,
     C,
     L,
     P,
     count,
-    offset,
     eps,
     alpha,
     noise,
-    momentum,
     STAGE: tl.constexpr,
     LAST: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    AFFINE: tl.constexpr,
     TRANSFORM: tl.constexpr,
     NOISE: tl.constexpr,
-    RUNNING: tl.constexpr,
     FAST: tl.constexpr,
     QUADS: tl.constexpr,
 ):
@@ -192,9 +194,8 @@ def batch_forward(
     t0 = tl.zeros((T, K), tl.float32)
     t1, t2, t3, t4 = t0, t0, t0, t0
     if STAGE == 4:
-        if AFFINE:
-            w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
-            shift = tl.load(BIAS + channels, mask=ok, other=0.0).to(tl.float32)
+        w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
+        shift = tl.load(BIAS + channels, mask=ok, other=0.0).to(tl.float32)
         if NOISE:
             seed = tl.load(SEED)
     each = tl.cdiv(tiles, P)
@@ -233,55 +234,20 @@ def batch_forward(
                 t0 += tl.where(inside, tl.abs(h - centre), 0.0)
             else:
                 if NOISE:
-                    z = normals(index + offset, seed, LAST, T, K, QUADS, FAST)
-                    if NOISE == 1:
-                        h += z * scale
-                    elif NOISE == 2:
-                        h += z * (noise * 0.7978845608028654)
-                    else:
-                        h *= 1.0 + noise * z
-                if AFFINE:
-                    h = h * w + shift
-                tl.store(Y + at, saturated(h, Y.dtype.element_ty), mask=inside)
+                    z = normals(index, seed, LAST, T, K, QUADS, FAST)
+                    h = noisy(h, z, scale, noise, NOISE)
+                h = h * w + shift
+                tl.store(Y + at, h.to(Y.dtype.element_ty), mask=inside)
+    row, step = PART + part * C + channels, P * C
     if STAGE == 0:
-        tl.store(PART + part * C + channels, s0, mask=ok)
-        tl.store(PART + (P + part) * C + channels, s1, mask=ok)
-        tl.store(PART + (2 * P + part) * C + channels, s2, mask=ok)
+        keep(row, step, ok, (s0, s1, s2))
     elif STAGE == 1:
-        tl.store(PART + (3 * P + part) * C + channels, total(t0, LAST), mask=ok)
-        tl.store(PART + (4 * P + part) * C + channels, total(t1, LAST), mask=ok)
-        tl.store(PART + (5 * P + part) * C + channels, total(t2, LAST), mask=ok)
-        tl.store(PART + (6 * P + part) * C + channels, total(t3, LAST), mask=ok)
-        tl.store(PART + (7 * P + part) * C + channels, total(t4, LAST), mask=ok)
+        keep(row + 3 * step, step, ok, totals((t0, t1, t2, t3, t4), LAST))
     elif STAGE < 4:
-        tl.store(
-            PART + ((6 + STAGE) * P + part) * C + channels,
-            total(t0, LAST),
-            mask=ok,
-        )
+        tl.store(row + (6 + STAGE) * step, total(t0, LAST), mask=ok)
     elif part == 0:
-        tl.store(NUM + channels, mean, mask=ok)
-        tl.store(NUM + C + channels, var, mask=ok)
-        tl.store(NUM + 2 * C + channels, lam, mask=ok)
-        tl.store(NUM + 3 * C + channels, ratio, mask=ok)
-        tl.store(NUM + 4 * C + channels, second, mask=ok)
-        tl.store(NUM + 5 * C + channels, mean_d, mask=ok)
-        tl.store(NUM + 6 * C + channels, slope, mask=ok)
-        tl.store(NUM + 7 * C + channels, scale, mask=ok)
-        if RUNNING:
-            unbiased = var * (count / (count - 1.0))
-            ok = (
-                ok
-                & (tl.abs(mean) < float("inf"))
-                & (unbiased < float("inf"))
-                & (tl.abs(lam) < float("inf"))
-            )
-            old = tl.load(RM + channels, mask=ok, other=0.0)
-            tl.store(RM + channels, old + momentum * (mean - old), mask=ok)
-            old = tl.load(RV + channels, mask=ok, other=0.0)
-            tl.store(RV + channels, old + momentum * (unbiased - old), mask=ok)
-            old = tl.load(RL + channels, mask=ok, other=0.0)
-            tl.store(RL + channels, old + momentum * (lam - old), mask=ok)
+        numbers = mean, var, lam, ratio, second, mean_d, slope, scale
+        keep(NUM + channels, C, ok, numbers)
 
 
 @triton.jit
@@ -300,7 +266,6 @@ def batch_backward(
     L,
     P,
     count,
-    offset,
     eps,
     alpha,
     noise,
@@ -308,7 +273,6 @@ def batch_backward(
     LAST: tl.constexpr,
     T: tl.constexpr,
     K: tl.constexpr,
-    AFFINE: tl.constexpr,
     TRANSFORM: tl.constexpr,
     NOISE: tl.constexpr,
     FAST: tl.constexpr,
@@ -344,9 +308,7 @@ def batch_backward(
             v2 = merged(PART, channels, ok, C, P, 2) * n * bare
             v3 = merged(PART, channels, ok, C, P, 3) * n
             v4 = merged(PART, channels, ok, C, P, 4) * n
-    w = zero + 1.0
-    if AFFINE:
-        w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
+    w = tl.load(W + channels, mask=ok, other=0.0).to(tl.float32)
     each = tl.cdiv(tiles, P)
     for step in range(each):
         tile = part * each + (step if STAGE == 0 else each - 1 - step)
@@ -356,7 +318,7 @@ def batch_backward(
         c = tl.where(inside, x - mean, 0.0)
         g = grad * w
         if NOISE and (STAGE == 0 or NOISE == 3):
-            z = normals(index + offset, tl.load(SEED), LAST, T, K, QUADS, FAST)
+            z = normals(index, tl.load(SEED), LAST, T, K, QUADS, FAST)
             if NOISE == 3:
                 g *= 1.0 + noise * z
         h, k, v, up, move, y = slopes(
@@ -382,36 +344,21 @@ def batch_backward(
                 t2 += up
                 t3 += move
                 t4 += move * k
-            if AFFINE:
-                if NOISE == 1:
-                    y += z * scale
-                elif NOISE == 2:
-                    y += z * (noise * 0.7978845608028654)
-                elif NOISE == 3:
-                    y *= 1.0 + noise * z
-                t5 += grad * y
-                t6 += grad
+            if NOISE:
+                y = noisy(y, z, scale, noise, NOISE)
+            t5 += grad * y
+            t6 += grad
         else:
             out = (v - v0 - h * v1) * rate
             if TRANSFORM:
                 out += v2 * (move - v3 - k * v4)
             tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
     if STAGE == 0:
-        tl.store(PART + part * C + channels, total(t0, LAST), mask=ok)
-        tl.store(PART + (P + part) * C + channels, total(t1, LAST), mask=ok)
-        tl.store(PART + (2 * P + part) * C + channels, total(t2, LAST), mask=ok)
-        tl.store(PART + (3 * P + part) * C + channels, total(t3, LAST), mask=ok)
-        tl.store(PART + (4 * P + part) * C + channels, total(t4, LAST), mask=ok)
-        tl.store(PART + (5 * P + part) * C + channels, total(t5, LAST), mask=ok)
-        tl.store(PART + (6 * P + part) * C + channels, total(t6, LAST), mask=ok)
-    elif AFFINE:
-        if part == 0:
-            tl.store(
-                DW + channels, merged(PART, channels, ok, C, P, 5), mask=ok
-            )
-            tl.store(
-                DB + channels, merged(PART, channels, ok, C, P, 6), mask=ok
-            )
+        sums = t0, t1, t2, t3, t4, t5, t6
+        keep(PART + part * C + channels, P * C, ok, totals(sums, LAST))
+    elif part == 0:
+        tl.store(DW + channels, merged(PART, channels, ok, C, P, 5), mask=ok)
+        tl.store(DB + channels, merged(PART, channels, ok, C, P, 6), mask=ok)
 
 
 # ---- host side
@@ -436,59 +383,45 @@ def plan(x, programs, channels):
     return b, c, length, last, t, k, columns, parts
 
 
+def constants(x, last, t, k, alpha, noise, kind) -> dict:
+    "What both passes are compiled for."
+    return dict(
+        LAST=last,
+        T=t,
+        K=k,
+        TRANSFORM=alpha > 0,
+        NOISE=KIND[kind] if noise else 0,
+        FAST=x.dtype != torch.float32,
+        QUADS=x[0, 0].numel() % 4 == 0,
+        num_warps=4,
+        **FUSED,
+    )
+
+
 def forward(
     x,
-    w=None,
-    bias=None,
-    running=(None,) * 3,
-    momentum=0.1,
+    w,
+    bias,
+    seed,
     eps=1e-5,
     alpha=1.0,
     noise=0.0,
     kind="scaled",
-    seed=None,
-    offset=0,
     programs=528,
     channels=32,
 ):
     b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
     y, num = torch.empty_like(x), x.new_empty(KEPT * c, dtype=torch.float32)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
-    how = KIND[kind] if noise else 0
+    how = constants(x, last, t, k, alpha, noise, kind)
     for stage in range(5):
-        if stage == 1 and not alpha or stage in (2, 3) and how != 1:
+        if stage == 1 and not alpha or stage in (2, 3) and how["NOISE"] != 1:
             continue
         batch_forward[(columns, parts)](
-            x,
-            y,
-            w,
-            bias,
-            num,
-            part,
-            seed,
-            *running,
-            b,
-            c,
-            length,
-            parts,
-            float(b * length),
-            offset,
-            eps,
-            alpha,
-            noise,
-            momentum,
+            *(x, y, w, bias, num, part, seed, b, c, length, parts),
+            *(float(b * length), eps, alpha, noise),
             STAGE=stage,
-            LAST=last,
-            T=t,
-            K=k,
-            AFFINE=w is not None,
-            TRANSFORM=alpha > 0,
-            NOISE=how,
-            RUNNING=running[0] is not None,
-            FAST=x.dtype != torch.float32,
-            QUADS=length % 4 == 0 and offset % 4 == 0,
-            num_warps=4,
-            **FUSED,
+            **how,
         )
     return y, num
 
@@ -497,50 +430,24 @@ def backward(
     dy,
     x,
     num,
-    w=None,
+    w,
+    seed,
     eps=1e-5,
     alpha=1.0,
     noise=0.0,
     kind="scaled",
-    seed=None,
-    offset=0,
     programs=528,
     channels=32,
 ):
     b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
     part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
-    dx = torch.empty_like(x)
-    dw, db = (None if w is None else torch.empty_like(w) for _ in range(2))
+    dx, dw, db = map(torch.empty_like, (x, w, w))
+    how = constants(x, last, t, k, alpha, noise, kind)
     for stage in range(2):
         batch_backward[(columns, parts)](
-            x,
-            dy,
-            dx,
-            w,
-            num,
-            part,
-            seed,
-            dw,
-            db,
-            b,
-            c,
-            length,
-            parts,
-            float(b * length),
-            offset,
-            eps,
-            alpha,
-            noise,
+            *(x, dy, dx, w, num, part, seed, dw, db, b, c, length, parts),
+            *(float(b * length), eps, alpha, noise),
             STAGE=stage,
-            LAST=last,
-            T=t,
-            K=k,
-            AFFINE=w is not None,
-            TRANSFORM=alpha > 0,
-            NOISE=KIND[kind] if noise else 0,
-            FAST=x.dtype != torch.float32,
-            QUADS=length % 4 == 0 and offset % 4 == 0,
-            num_warps=4,
-            **FUSED,
+            **how,
         )
     return dx, dw, db

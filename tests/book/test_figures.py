@@ -3,7 +3,6 @@ graphics, and only colours of the palette.
 """
 
 import io
-import json
 import re
 import shutil
 
@@ -13,6 +12,7 @@ import pytest
 from normalnorm import plots
 from tools import run
 from tools.chapters import ROOT, Chapter, chapter, chapters
+from tools.files import load
 
 GREY = "#808080"  # grids and reference lines
 COLOUR = re.compile(
@@ -23,7 +23,7 @@ COLOUR = re.compile(
 
 def outputs(executed, kind):
     "All outputs of this kind in an executed notebook."
-    cells = json.loads(executed.notebook.read_text(encoding="utf-8"))["cells"]
+    cells = load(executed.notebook)["cells"]
     return [
         "".join(o["data"][kind])
         for cell in cells

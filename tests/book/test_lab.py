@@ -2,19 +2,16 @@
 left, code unchanged; from a wheel into an empty folder.
 """
 
-import json
 import os
 import re
-import subprocess
-import sys
 import zipfile
 
 import lxml.html
 import pytest
 
-from tools import markup, plain
+from tools import files, markup, plain
 from tools.chapters import ROOT, Chapter
-from tools.dialect import without_directives
+from tools.dialect import fold_of, without_directives
 
 HTML = ROOT / "_build" / "html" / "nbs"
 
@@ -80,23 +77,28 @@ def test_citations_and_links():
 
 
 def test_code_cells():
+    """Their code; that of folded ones is hidden in JupyterLab, whose first line
+    says what it is; captions are cells of their own.
+    """
     chapter = Chapter("220_theory.newton", ROOT)
     cells = plain.notebook(chapter)["cells"]
-    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    originals = [
-        s for c in chapter.code_cells() if (s := without_directives(c))
-    ]
-    assert [
-        re.sub(r"\A# (?:in the library|folded): .*\n", "", s) for s in code
-    ] == originals
-    captions = [
-        c["source"]
-        for c in cells
-        if c["cell_type"] == "markdown" and c["source"].startswith("**Fig. ")
-    ]
-    assert (
-        len(captions) == sum("fig-cap" in s for s in chapter.code_cells()) > 0
-    )
+    code = {c["id"]: c for c in cells if c["cell_type"] == "code"}
+    folded = 0
+    for cell in chapter.cells():
+        source = without_directives(cell["source"])
+        if cell["cell_type"] != "code" or not source:
+            continue
+        made = code.pop(cell["id"])
+        first, _, rest = made["source"].partition("\n")
+        named = first.startswith(("# in the library: ", "# folded: "))
+        assert source == (rest if named else made["source"])
+        if fold := fold_of(cell["source"]):
+            folded += 1
+            assert fold.text() in first
+            assert made["metadata"] == {"jupyter": {"source_hidden": True}}
+    assert folded > 10 and not code
+    captions = sum(c["source"].startswith("**Fig. ") for c in cells)
+    assert captions == sum("fig-cap" in s for s in chapter.code_cells()) > 0
 
 
 def test_numbers_are_those_of_the_rendered_book():
@@ -125,13 +127,7 @@ def test_numbers_are_those_of_the_rendered_book():
 
 def python(code, site, cwd):
     env = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
+    return files.python("-c", code, cwd=cwd, env=env)
 
 
 def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
@@ -158,9 +154,7 @@ def test_a_chapter_runs_from_the_wheel(plain_wheel, tmp_path):
         "225_theory.curvature.ipynb",
         "510_experiments.recipes.first.ipynb",
     ):
-        cells = json.loads((empty / "here" / name).read_text(encoding="utf-8"))[
-            "cells"
-        ]
+        cells = files.load(empty / "here" / name)["cells"]
         script = "\n\n".join(
             "".join(c["source"]) for c in cells if c["cell_type"] == "code"
         )

@@ -4,44 +4,26 @@ What is left out, and why, is in pyproject.toml.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tools.files import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def ruff(*arguments, text=None):
     "What ruff says, one line for each fault."
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ruff",
-            "check",
-            "--output-format",
-            "concise",
-            *arguments,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        input=text,
-    )
+    check = "-m ruff check --output-format concise".split()
+    done = python(*check, *arguments, cwd=ROOT, input=text)
     assert done.returncode in (0, 1), done.stderr
     return re.findall(r"(?m)^.*: [A-Z]+\d+ .*$", done.stdout)
 
 
 def test_files_and_cells_are_formatted():
     "By `ruff format`, in lines of 80: a page's column holds no more."
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = python(*"-m ruff format --check".split(), cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -283,7 +283,7 @@ def test_nothing_of_a_chapter_is_lost():
     for c in chapters():
         for cell, found in markup.cells(c.cells()):
             if cell["cell_type"] == "markdown":
-                source = "".join(cell["source"])
+                source = cell["source"]
                 made = markup.Writer().write(found)
                 assert (
                     made.split()

@@ -13,17 +13,11 @@ import pytest
 
 from normalnorm.layers.engines import compiler
 from tests.kernel import compile_once
+from tests.layers.steps import python
+from tools import files
 from tools import wheel as packing
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")
@@ -208,20 +202,9 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
     source = start(levels[-1], ROOT, NORMALNORM_QUIET="1")
     target = once(
         "installed wheel",
-        lambda folder: subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-index",
-                "--disable-pip-version-check",
-                "--target",
-                str(folder),
-                str(carrying),
-            ],
+        lambda folder: files.python(
+            *"-m pip install --quiet --no-deps --no-index".split(),
+            *("--disable-pip-version-check", "--target", folder, carrying),
             check=True,
         ),
     )
@@ -260,13 +243,6 @@ def test_import_is_light():
     """`import normalnorm` loads neither torch nor anything heavy; using a layer
     loads torch, but no development tool and no plotting.
     """
-    assert (
-        python(
-            "import sys, normalnorm; print('torch' in sys.modules, "
-            "'numpy' in sys.modules)"
-        )
-        == "False False"
-    )
     unwanted = (
         "nbdev",
         "fastcore",
@@ -282,42 +258,33 @@ def test_import_is_light():
         "statsmodels",
         "numba",
     )
-    loaded = python(
-        "import sys, torch; before = set(sys.modules); from "
-        "normalnorm import BatchNormalNorm2d; print([m for m in "
-        f"{unwanted} if m in set(sys.modules) - before])"
-    )
-    assert loaded == "[]"
+    code = f"""
+        import sys, normalnorm
+        print({{"torch", "numpy"}} & {{*sys.modules}})
+        import torch
+        before = {{*sys.modules}}
+        from normalnorm import BatchNormalNorm2d
+        print({{*{unwanted}}} & ({{*sys.modules}} - before))
+    """
+    assert python(code).split() == ["set()", "set()"]
 
 
 def test_weight_decay_knows_layers_that_nothing_has_imported():
-    assert (
-        python(
-            "from torch import nn\n"
-            "from normalnorm.layers.weight_decay import no_weight_decay\n"
-            "print(sorted(no_weight_decay(nn.BatchNorm1d(3))))"
-        )
-        == "['bias', 'weight']"
-    )
+    code = """
+        from torch import nn
+        from normalnorm.layers.weight_decay import no_weight_decay
+        print(*sorted(no_weight_decay(nn.BatchNorm1d(3))))
+    """
+    assert python(code) == "bias weight\n"
 
 
 def test_command():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "normalnorm",
-            "verify",
-            "nn-yj-identity",
-            "--mutants",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    words = "-m normalnorm verify nn-yj-identity --mutants".split()
+    done = files.python(*words)
     assert done.returncode == 0 and "mutant rejected" in done.stdout
 
 
 def test_the_readme_example_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.split("```python\n")[1].split("```")[0]
-    assert python(code + "\nprint(tuple(out.shape))") == "(32, 64, 14, 14)"
+    assert python(code + "\nprint(*out.shape)") == "32 64 14 14\n"

@@ -3,11 +3,9 @@ network, at the width of a telephone, in light and dark mode.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
-import subprocess
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ from bs4 import BeautifulSoup
 from tests.book import toy
 from tools import browser, build, launch, links, pdf, plain, run
 from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
+from tools.files import load, ran
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -61,40 +60,37 @@ SCRIPTS = Path(__file__).parents[1] / "browser"
 
 class Looks:
     """What a browser sees on pages, by each page's bytes, and by the styles,
-    scripts and browser that show it. What was whole is kept in `memory` and not
-    looked at again; what was not is known to this run only.
+    scripts and browser that show it. What was whole stays in pytest's cache and
+    is not looked at again; what was not is known to this run only.
     """
 
-    def __init__(self, html: Path, memory: Path, this_run: Path):
-        self.memory, self.this_run = memory, this_run
+    def __init__(self, html: Path, cache, this_run: str):
+        self.cache, self.this_run = cache, this_run
         files = [
             *sorted(p for p in (html / "_static").rglob("*") if p.is_file()),
             *(SCRIPTS / "page.js", browser.SCRIPT, Path(browser.__file__)),
         ]
         self.shown_by = [browser.version(), *(digest_of(p) for p in files)]
-        for folder in (memory, this_run):
-            folder.mkdir(parents=True, exist_ok=True)
 
-    def name(self, page: Path) -> str:
-        key = "\n".join([*self.shown_by, digest_of(page)])
-        return f"{page.stem}-{run.digest(key.encode())}.json"
+    def key(self, page: Path) -> str:
+        return run.digest("\n".join([*self.shown_by, digest_of(page)]).encode())
 
     def of(self, page: Path) -> dict | None:
-        for folder in (self.memory, self.this_run):
-            if (path := folder / self.name(page)).exists():
-                return json.loads(path.read_text(encoding="utf-8"))
-        return None
+        known = self.cache.get(f"seen/{page.stem}", {"key": ""})
+        if known["key"] != self.key(page):
+            return None
+        lasts = not known["report"]["problems"]
+        return (
+            known["report"] if lasts or known["run"] == self.this_run else None
+        )
 
     def take(self, pages: list[Path]) -> None:
         found = browser.inspect(
             pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
         )
         for page, report in found.items():
-            folder = self.this_run if report["problems"] else self.memory
-            for older in self.memory.glob(f"{page.stem}-*.json"):
-                older.unlink()
-            text = json.dumps(report)
-            (folder / self.name(page)).write_text(text, encoding="utf-8")
+            about = {"key": self.key(page), "run": self.this_run}
+            self.cache.set(f"seen/{page.stem}", about | {"report": report})
 
 
 def digest_of(path: Path) -> str:
@@ -102,7 +98,7 @@ def digest_of(path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def seen(html, shared_folder):
+def seen(html, shared_folder, request):
     """Page, in the order of the table of contents, then those outside it → what
     a browser saw at both widths.
 
@@ -112,7 +108,7 @@ def seen(html, shared_folder):
     listed = [html / f"{page}.html" for page in pages()]
     listed += [p for p in pages_of(html) if p not in listed]
     assert len({p.stem for p in listed}) == len(listed)
-    looks = Looks(html, ROOT / "_build" / "seen", shared_folder / "seen")
+    looks = Looks(html, request.config.cache, str(shared_folder))
     parts = [listed[i : i + 20] for i in range(0, len(listed), 20)]
     order = 1 if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" else -1
     for part in parts[::order]:
@@ -140,15 +136,10 @@ def test_every_page_is_whole_without_a_network(seen):
     large enough, nothing on the console, no sideways scroll, nothing cut off;
     on a wide screen no code, output, table or formula wider than the column;
     contrast in both modes and on paper."""
-    assert {
-        page: report["problems"]
-        for page, report in seen.items()
-        if report["problems"]
-    } == {}
-    assert (
-        sum(r["equations"] for r in seen.values()) > 100
-        and sum(r["figures"] for r in seen.values()) > 5
-    )
+    problems = {page: report["problems"] for page, report in seen.items()}
+    assert not any(problems.values()), problems
+    assert sum(r["equations"] for r in seen.values()) > 100
+    assert sum(r["figures"] for r in seen.values()) > 5
 
 
 def test_a_page_is_looked_at_again_when_something_of_it_changed(
@@ -164,8 +155,12 @@ def test_a_page_is_looked_at_again_when_something_of_it_changed(
         browser, "inspect", lambda ps, *_, **__: {p: found[p.stem] for p in ps}
     )
     monkeypatch.setattr(browser, "version", lambda: "Chromium 1")
-    runs = (tmp_path / f"run {i}" for i in range(5))
-    looks = lambda: Looks(tmp_path, tmp_path / "memory", next(runs))
+
+    class Kept(dict):
+        set = dict.__setitem__
+
+    runs, kept = iter("abcde"), Kept()
+    looks = lambda: Looks(tmp_path, kept, next(runs))
     first = looks()
     assert first.of(whole) is first.of(broken) is None
     first.take([whole, broken])
@@ -189,11 +184,8 @@ def test_copy_buttons_copy_the_code(asked):
     """Each block of code has one; examples are copied without their prompts and
     output.
     """
-    assert {
-        name: report["wrong"]
-        for name, report in asked.items()
-        if report["wrong"]
-    } == {}
+    wrong = {name: report["wrong"] for name, report in asked.items()}
+    assert not any(wrong.values()), wrong
     assert sum(report["blocks"] for report in asked.values()) > 300
 
 
@@ -367,23 +359,15 @@ def test_nothing_is_left_as_it_was_typed(html):
     assert unresolved(
         "<p>by &#64;eq-a-b [@welch1947] <code>@eq-c</code> a@b.c"
     ) == ["@eq-a-b", "[@welch1947"]
-    found = {
-        p.name: found
-        for p in pages_of(html)
-        if (
-            found := untypeset(text := p.read_text(encoding="utf-8"))
-            + unresolved(text)
-        )
-    }
-    assert found == {}
+    found = {}
+    for page in pages_of(html):
+        text = page.read_text(encoding="utf-8")
+        found[page.name] = untypeset(text) + unresolved(text)
+    assert not any(found.values()), found
 
 
-def test_internal_links_lead_somewhere(html):
-    assert links.broken(html) == []
-
-
-def test_nothing_is_loaded_from_a_network(html):
-    assert links.loaded_from_network(html) == []
+def test_internal_links_lead_somewhere_and_nothing_is_fetched(html):
+    assert links.broken(html) == links.loaded_from_network(html) == []
 
 
 def test_a_new_style_reaches_the_pages(tmp_path):
@@ -442,13 +426,6 @@ def test_the_book_has_the_pages_of_its_contents_only(html):
     assert {p.stem for p in (html / "nbs").glob("*.html")} == listed
 
 
-def test_old_names_lead_to_the_new_pages(html):
-    for old, new in renamed().items():
-        page = html / "nbs" / f"{old}.html"
-        assert set(links.read(page).links) == {f"{new}.html"}
-        assert not links.missing(page, f"{new}.html")
-
-
 def test_a_page_under_an_old_name(tmp_path):
     """It is written over what an earlier build left there; it leads to the
     chapter with scripts and without.
@@ -476,17 +453,11 @@ def test_an_old_address_arrives_at_its_place(tmp_path):
         "<!DOCTYPE html><p>The new page</p><i id='sec-a'></i>"
         "<script>document.body.append(' at ' + location.hash)</script>"
     )
-    found = subprocess.run(
-        browser.command(
-            browser.chromium(),
-            tmp_path / "profile",
-            "--dump-dom",
-            (tmp_path / "old.html").as_uri() + "#sec-a",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    address = (tmp_path / "old.html").as_uri() + "#sec-a"
+    command = browser.command(
+        browser.chromium(), tmp_path / "profile", "--dump-dom", address
+    )
+    found = ran(command, timeout=120).stdout
     assert "The new page" in found and " at #sec-a" in found
 
 
@@ -656,12 +627,6 @@ def test_broken_links_are_noticed(tmp_path):
         "a.html: https://example.invalid/x is a placeholder",
         "a.html: gone.png does not exist",
     ]
-    assert list(links.external(tmp_path)) == [
-        "https://example.org/",
-        "https://example.org/cdn",
-        "https://example.invalid/x",
-        "https://example.org/x.js",
-    ]
     assert links.loaded_from_network(tmp_path) == [
         "a.html: https://example.org/x.js",
         "_static/a.css: https://example.org/font.css",
@@ -745,9 +710,7 @@ def test_what_colab_and_binder_open(public, tmp_path):
         wanted
         in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
     )
-    first = json.loads(
-        (tmp_path / "out/nbs/220_theory.newton.ipynb").read_text()
-    )["cells"][0]
+    first = load(tmp_path / "out/nbs/220_theory.newton.ipynb")["cells"][0]
     assert (
         first["cell_type"] == "code"
         and f'%pip install --quiet "{wanted}"' in first["source"]
@@ -809,15 +772,9 @@ def test_launch_buttons_only_where_something_can_be_opened(
 
 def test_outputs_are_sentences_tables_or_figures(html):
     "No cell shows a value as Python writes it, in quotes, braces or brackets."
-    assert {
-        p.name: len(
-            re.findall(
-                'class="output text_plain', p.read_text(encoding="utf-8")
-            )
-        )
-        for p in pages_of(html)
-        if 'class="output text_plain' in p.read_text(encoding="utf-8")
-    } == {}, "print it in words"
+    plain = 'class="output text_plain'
+    found = [p.name for p in pages_of(html) if plain in p.read_text("utf-8")]
+    assert found == [], "print it in words"
 
 
 # ---- the print --------------------------------------------------------------

@@ -4,13 +4,12 @@ comments.
 The words to be left alone are in pyproject.toml.
 """
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tools.files import python, save
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED = (
@@ -35,19 +34,8 @@ def misspelled(*paths):
     """One line for each word that codespell does not like: file, line, word,
     what it proposes.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "codespell_lib",
-            "--toml",
-            str(ROOT / "pyproject.toml"),
-            *map(str, paths),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    check = "-m codespell_lib --toml pyproject.toml".split()
+    done = python(*check, *paths, cwd=ROOT)
     assert done.returncode in (0, 65) and not re.search(
         r"^(ERROR|usage)", done.stderr, re.M
     ), done.stderr
@@ -68,20 +56,10 @@ def test_spelling():
 )
 def test_a_misspelled_word_is_noticed(tmp_path, name, line):
     line = line.replace("-", "")  # written apart, or this file would not pass
-    text = (
-        json.dumps(
-            {
-                "cells": [
-                    {
-                        "cell_type": "markdown",
-                        "source": ["A line.\n", line + "\n", "Last."],
-                    }
-                ]
-            },
-            indent=1,
-        )
-        if name.endswith("ipynb")
-        else line
-    )
-    (tmp_path / name).write_text(text)
+    if name.endswith("ipynb"):
+        source = ["A line.\n", line + "\n", "Last."]
+        cell = {"cell_type": "markdown", "source": source}
+        save(tmp_path / name, {"cells": [cell]})
+    else:
+        (tmp_path / name).write_text(line)
     assert len(misspelled(tmp_path / name)) == 1

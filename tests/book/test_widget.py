@@ -5,8 +5,6 @@ what a browser shows is what torch and scipy compute.
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,15 +14,36 @@ import scipy.stats
 import torch
 
 from normalnorm import plots
+from normalnorm.analysis.attenuation import expected_attenuation
 from normalnorm.analysis.gaussianity import qq_r2
+from normalnorm.analysis.robustness import fgsm, robust_accuracy
+from normalnorm.claims import ledger
 from normalnorm.experiments import data
+from normalnorm.experiments.statistics import detection_power
+from normalnorm.layers.core import normality_norm
+from normalnorm.layers.proxy import proxy_statistics
+from normalnorm.theory.correlation_map import correlation_map
+from normalnorm.theory.information import (
+    bimodal,
+    mixture,
+    mutual_information,
+    normal,
+)
+from normalnorm.theory.newton import newton_lambda
 from normalnorm.theory.power_transform import (
     yeo_johnson,
     yeo_johnson_nll,
 )
-from tools import run as tools
+from normalnorm.theory.scale_invariance import (
+    equilibrium_angle,
+    equilibrium_norm,
+)
+from normalnorm.theory.whitening import whitening_matrix
+from tests.book.test_figures import outputs
+from tools import run
 from tools.browser import chromium, expression, visit
 from tools.chapters import chapter
+from tools.files import python
 
 SCRIPTS = Path(__file__).parents[1] / "browser"
 browser = pytest.mark.skipif(
@@ -59,16 +78,8 @@ DRAGGED = (
 
 def fragments(name):
     "The widgets in the executed chapter."
-    run = tools.ensure(chapter(name))
-    found = [
-        text
-        for cell in json.loads(run.notebook.read_text(encoding="utf-8"))[
-            "cells"
-        ]
-        for output in cell.get("outputs", [])
-        if 'class="live"'
-        in (text := "".join(output.get("data", {}).get("text/html", "")))
-    ]
+    shown = outputs(run.ensure(chapter(name)), "text/html")
+    found = [text for text in shown if 'class="live"' in text]
     assert found
     return found
 
@@ -110,21 +121,6 @@ def drag(texts, steps, folder):
     of a button: outputs by name, sliders, the paths of each panel.
     """
     return open_pages(texts, "drag", folder, steps)
-
-
-def check_figure(text, check, steps, folder, wrong):
-    """`check` accepts what the figure shows, and refuses what it shows by each
-    wrong formula: a pair of what its script says, once, and what stands
-    instead.
-    """
-    for right, _ in wrong:
-        assert text.count(right) == 1, right
-    others = [text.replace(right, other) for right, other in wrong]
-    shown, *by_others = drag([text, *others], steps, folder)
-    check(shown)
-    for shown in by_others:
-        with pytest.raises((AssertionError, IndexError)):
-            check(shown)
 
 
 def numbers(text):
@@ -173,16 +169,15 @@ fig, ax = plt.subplots()
 plots.qq_plot(ax, range(50))
 print(plots.widget("<p>x</p>", "root.title = data.a", {"a": 1.5, "b": [1, "λ"]},
                    fig))"""
-    run = lambda seed: (
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
+    first, second = (
+        python(
+            *("-c", program),
             check=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
         ).stdout
+        for seed in "12"
     )
-    first = run("1")
-    assert first == run("2") and b'<div class="w' in first
+    assert first == second and '<div class="w' in first
 
 
 @pytest.mark.parametrize(
@@ -255,8 +250,9 @@ FIGURES = {}
 def figure(chapter, sliders, cases, wrong, number=0, button=None):
     """The function below it accepts what a figure shows: what is on the page,
     its numbers under "data", then the values of its `sliders`, in each of the
-    `cases`. With a `button`, what a click on it shows is under "answer". No
-    wrong formula is accepted.
+    `cases`. With a `button`, what a click on it shows is under "answer". It
+    refuses what the figure shows by each `wrong` formula: a pair of what its
+    script says, once, and what stands instead.
     """
 
     def register(accepts):
@@ -264,23 +260,27 @@ def figure(chapter, sliders, cases, wrong, number=0, button=None):
 
         def check(text, folder):
             known = re.search(r"const data = (\{.*?\});", text)
-            clicks = [button] * bool(button)
-            steps = [
-                step
-                for case in cases
-                for step in (dict(zip(names, case, strict=True)), *clicks)
-            ]
+            steps = []
+            for case in cases:
+                steps.append(dict(zip(names, case, strict=True)))
+                steps += [button] * bool(button)
 
             def accept(shown):
-                for i, case in enumerate(cases):
-                    page, *answer = shown[i * (1 + len(clicks)) :][
-                        : 1 + len(clicks)
-                    ]
+                pages = iter(shown)
+                for case in cases:
+                    page = next(pages)
                     page["data"] = json.loads(known[1]) if known else {}
-                    page["answer"] = answer[0] if answer else None
+                    page["answer"] = next(pages) if button else None
                     accepts(page, *case)
 
-            check_figure(text, accept, steps, folder, wrong)
+            for right, _ in wrong:
+                assert text.count(right) == 1, right
+            others = [text.replace(*pair) for pair in wrong]
+            shown, *by_others = drag([text, *others], steps, folder)
+            accept(shown)
+            for shown in by_others:
+                with pytest.raises((AssertionError, IndexError)):
+                    accept(shown)
 
         FIGURES[accepts.__name__] = chapter, number, check
         return accepts
@@ -368,8 +368,6 @@ def quantiles(n):
 )
 def tour(page, amount, noise):
     "Estimate and skewness."
-    from normalnorm.theory.newton import newton_lambda
-
     h = scipy.stats.zscore(np.sinh(np.arcsinh(quantiles(400)) + amount))
     lmbda = newton_lambda(torch.tensor(h), -1).item()
     x = scipy.stats.yeojohnson(h, lmbda)
@@ -394,8 +392,6 @@ def test_noise_is_seen_in_the_tour(tmp_path):
 )
 def newtons_step(page, amount, far):
     "Estimate, MLE and likelihoods."
-    from normalnorm.theory.newton import newton_lambda
-
     u = np.sinh(np.arcsinh(quantiles(200)) + amount)
     u[-1] += far
     h = torch.tensor(scipy.stats.zscore(u))
@@ -441,8 +437,6 @@ def by_derivatives(h):
 )
 def epsilon(page, size, amount):
     "Both estimates and the skewness that they leave."
-    from normalnorm.layers.core import normality_norm
-
     k = scipy.stats.zscore(np.sinh(np.arcsinh(quantiles(200)) + amount))
     x, statistics = normality_norm(torch.tensor(10.0**size * k), (0,))
     h = 10.0**size * k / np.sqrt(10.0 ** (2 * size) + 1e-5)
@@ -482,8 +476,6 @@ def proxy(page, shift, stretch):
     """The proxy's statistics against the library's, by quantiles and in closed
     form; the channel's, and what is left of it, against numpy.
     """
-    from normalnorm.layers.proxy import proxy_statistics
-
     held = page["data"]
     given = [
         torch.tensor([v], dtype=torch.float64)
@@ -537,8 +529,6 @@ def rule_of_quantiles(page, m, s, n):
     """Mean and variance by the rule and exactly, and the error for each n; the
     nodes.
     """
-    from normalnorm.layers.proxy import proxy_statistics
-
     channel = [torch.tensor([v], dtype=torch.float64) for v in (s, m, 0, 0)]
     exact, *rules = (
         [v.item() for v in proxy_statistics(*channel, samples=k)]
@@ -589,8 +579,6 @@ def test_the_mutant_to_drag_is_rejected_where_the_statement_fails(tmp_path):
 )
 def noise(page, size):
     "Lines and factors of the three networks."
-    from normalnorm.analysis.attenuation import expected_attenuation
-
     for i, kind in enumerate(("none", "layer norm", "batch norm")):
         expected = expected_attenuation(10**size, 10, kind, 0.5)
         for side, values in enumerate(expected):
@@ -617,8 +605,6 @@ def noise(page, size):
 )
 def attack(page, eps, turn):
     "Accuracies and moved points against the library's attack, and corners."
-    from normalnorm.analysis.robustness import fgsm, robust_accuracy
-
     x = torch.tensor(page["data"]["cloud"], dtype=torch.float64).flatten(0, 1)
     y = torch.arange(2).repeat_interleave(len(x) // 2)
     w = torch.tensor([np.cos(np.radians(turn)), np.sin(np.radians(turn))])
@@ -639,8 +625,6 @@ def attack(page, eps, turn):
 
 def shaped(shape):
     "The law that a slider stands for, in the library's terms."
-    from normalnorm.theory.information import bimodal, mixture, normal
-
     if shape < 0:
         return bimodal(0.95 * (-shape) ** 0.25)
     k = 0.9 * shape**0.5
@@ -663,8 +647,6 @@ def game(page, signal, noise):
     """Pay-offs and best answers against the integrator with error bounds, the
     drawn densities against scipy's.
     """
-    from normalnorm.theory.information import mutual_information
-
     passed = lambda x, z: (
         mutual_information(shaped(x), shaped(z), 2e-5, 8e-3).value
     )
@@ -731,8 +713,6 @@ def whitening(page, rho, first, second):
     """W, the correlations and the three clouds against torch's batch norm and
     the library's whitening of the same samples.
     """
-    from normalnorm.theory.whitening import whitening_matrix
-
     z = np.random.default_rng(0).standard_normal((2, 120))
     z -= z.mean(1, keepdims=True)
     values, vectors = np.linalg.eigh(z @ z.T / 120)
@@ -778,8 +758,6 @@ def geometry(page, turn, sigma, mu, eps, way):
     """The unit, its answer by torch and the library, length, sum and cosine;
     both points in the plane.
     """
-    from normalnorm.layers.core import normality_norm
-
     face = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
     angle = np.deg2rad(turn)
     u = torch.tensor(
@@ -821,8 +799,6 @@ def geometry(page, turn, sigma, mu, eps, way):
 )
 def correlation(page, phi, gamma, beta, start, depth):
     "The correlations after some layers, and the curves of the map."
-    from normalnorm.theory.correlation_map import correlation_map
-
     activation = ("relu", "gelu", "tanh")[phi]
     assert page["name"] == activation and int(page["layers"]) == depth
     for norm, curve in zip(
@@ -867,12 +843,6 @@ def growth(page, *logs):
     """The equilibrium by the claim of the chapter and, without momentum, by the
     library; both paths by vectors with gradients at right angles.
     """
-    from normalnorm.claims import ledger
-    from normalnorm.theory.scale_invariance import (
-        equilibrium_angle,
-        equilibrium_norm,
-    )
-
     law = next(
         c.formula for c in ledger() if c.id == "scale-momentum-equilibrium"
     )
@@ -986,8 +956,6 @@ def tails(page, nu, delta):
 )
 def seeds(page, n, ratio):
     "Half-width, counts and power."
-    from normalnorm.experiments.statistics import detection_power
-
     draws = np.array(page["data"]["draws"])
     assert draws.shape == (40, 30)
     assert (page["n"], float(page["ratio"])) == (str(n), ratio)

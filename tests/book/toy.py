@@ -1,9 +1,9 @@
 "A small checkout: a landing page and a few chapters."
 
-import json
 import shutil
 
 from tools.chapters import ROOT, cell, notebook
+from tools.files import save
 
 
 def cells(*pairs, called="c"):
@@ -13,7 +13,7 @@ def cells(*pairs, called="c"):
 
 def write(root, name, *pairs):
     path = root / "nbs" / f"{name}.ipynb"
-    path.write_text(json.dumps(notebook(cells(*pairs)), indent=1))
+    save(path, notebook(cells(*pairs)))
     return path
 
 

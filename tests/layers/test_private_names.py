@@ -214,7 +214,8 @@ def test_private_names_of_tools_tests_and_chapters():
         "hostile/__init__.py": {"_dynamo"},
         "hostile/situations.py": {
             "_make_wrapper_subclass",
-            "utils._python_dispatch.TorchDispatchMode",
+            "utils._python_dispatch.BaseTorchDispatchMode",
+            "_subclasses.fake_tensor.FakeTensor",
             "_subclasses.fake_tensor.FakeTensorMode",
             "_to_functional_tensor",
             "_parameters",

@@ -6,12 +6,11 @@ All tests of the kernel, other compilers, ARM and the sanitizers:
 `make test-processors`.
 """
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 
 from tests.kernel import compile_once, record
 from tools import processors
+from tools.files import load, python, ran, save
 
 CHOSEN = [
     f"tests/layers/test_native.py::{name}"
@@ -138,24 +138,12 @@ def test_chosen_tests_of_the_kernel(held, instructions):
     """
     environment, _ = held(instructions)
     processors.compiled(instructions, environment)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--tb=short",
+    done = python(
+        *"-m pytest -p no:cacheprovider -p no:xdist --tb=short".split(),
         *CHOSEN,
         *processors.CHAPTERS[: instructions == "AVX2" and BOOK],
-    ]
-    done = subprocess.run(
-        command,
         cwd=processors.ROOT,
         env=environment,
-        capture_output=True,
-        text=True,
     )
     outcome = processors.tested(done.stdout, done.returncode)
     assert outcome["passed"] and "skipped" not in outcome["summary"], "\n".join(
@@ -207,7 +195,7 @@ def test_driver(driver, held, instructions, tmp_path):
     def run(data, code):
         changed.write_bytes(data)
         passive = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        done = processors.ran([str(program), str(changed)], env=passive)
+        done = ran([str(program), str(changed)], env=passive)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -336,63 +324,55 @@ def test_missing_tools(monkeypatch, capsys):
 
 def test_recorded_and_gone_on_with(monkeypatch, tmp_path, capsys):
     """What has passed is not run again, what has failed is; a skipped part says
-    why; the record keeps what was run whole, and nothing of another kernel.
+    why; the record keeps nothing of another kernel.
     """
-    ran = []
+    ran, outcomes = [], {"good": True, "bad": False, "worse": None}
 
-    def part(name, outcome, instructions=None):
-        def run(folder):
-            ran.append(name)
-            if outcome is None:
-                raise processors.Failed("no such flag")
-            return {"passed": outcome, "summary": "some"}
-
-        return processors.Part(name, (), instructions, run)
+    def perform(name, folder):
+        ran.append(name)
+        if outcomes[name] is None:
+            raise processors.Failed("no such flag")
+        return {"passed": outcomes[name], "summary": "some"}
 
     made = [
-        part("good", True),
-        part("bad", False),
-        part("worse", None),
-        part("other", True, "AVX-512"),
+        processors.Part(name, (), None, partial(perform, name))
+        for name in outcomes
     ]
+    made.append(processors.Part("other", (), "AVX-512", perform))
     no_avx = "this processor has no avx512f"
     monkeypatch.setattr(processors, "parts", lambda: made)
     monkeypatch.setattr(processors, "lacking", lambda name: no_avx)
     monkeypatch.setattr(processors, "RECORD", tmp_path / "record.json")
-    of = {"parts": {"good": {"passed": True}}, "whole": {"avx2": "kept"}}
     old = processors.about() | {"native source": "another"}
-    processors.RECORD.write_text(json.dumps(old | of))
-    assert processors.main(["--record"]) == 1
-    assert ran == ["good", "bad", "worse"]
-    assert processors.main(["--record"]) == 1 and ran[3:] == ["bad", "worse"]
+    save(processors.RECORD, old | {"parts": {"good": {"passed": True}}})
+    for expected in ([*outcomes], ["bad", "worse"]):
+        assert processors.main(["--record"]) == 1 and ran == expected
+        ran.clear()
     shown = capsys.readouterr().out
     for said in ("2 of 4 parts failed: bad, worse", no_avx, "no such flag"):
         assert said in shown
-    recorded = json.loads(processors.RECORD.read_text())
-    outcomes = [True, False, False, None]
-    assert [o["passed"] for o in recorded["parts"].values()] == outcomes
-    assert recorded["whole"] == of["whole"] and recorded["not run"] == []
+    recorded = load(processors.RECORD)
+    passed = [o["passed"] for o in recorded["parts"].values()]
+    assert passed == [True, False, False, None]
+    assert recorded["not run"] == []
     processors.main(["--only", "good"])
-    assert ran[5:] == ["good"]
+    assert ran == ["good"]
 
 
 def test_every_test_held_to_a_set(monkeypatch, tmp_path):
     "But those that cannot be; chapters are run in a folder of their own."
-    called = []
+    words, held = [], {}
 
-    def run(command, env=None, **_):
-        called.append((command[3:], env))
-        return subprocess.CompletedProcess(
-            command, 0, "1 passed in 1.00s\n", ""
-        )
+    def python(*given, env, cwd):
+        words.extend(given)
+        held.update(env)
+        return subprocess.CompletedProcess(given, 0, "1 passed in 1.00s\n", "")
 
-    monkeypatch.setattr(processors, "ran", run)
+    monkeypatch.setattr(processors, "python", python)
     monkeypatch.setattr(processors, "compiled", lambda *_: None)
     (tmp_path / "own").mkdir()
-    outcome = processors.run_whole("default", tmp_path / "own")
-    assert outcome["passed"] and outcome["commit"] is not None
-    words, env = next(given for given in called if given[1])
+    assert processors.run_whole("SSE2", tmp_path / "own")["passed"]
     assert "tests" in words and {*processors.NOT_HELD} < {*words}
-    assert env["ATEN_CPU_CAPABILITY"] == "default"
-    assert Path(env["CXX"]).read_text().endswith('"$@" -march=x86-64\n')
-    assert Path(env["NORMALNORM_TEST_BUILD"]).is_relative_to(tmp_path)
+    assert held["ATEN_CPU_CAPABILITY"] == "default"
+    assert Path(held["CXX"]).read_text().endswith('"$@" -march=x86-64\n')
+    assert Path(held["NORMALNORM_TEST_BUILD"]).is_relative_to(tmp_path)

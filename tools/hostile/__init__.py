@@ -342,11 +342,9 @@ def tried(name: str, variant: str, label: str) -> Verdict:
     return verdict
 
 
-def directly(function: Callable, *arguments):
-    return function(*arguments)
-
-
-def judged(case: Case, call: Callable = directly) -> Verdict:
+def judged(
+    case: Case, call: Callable = lambda function, *given: function(*given)
+) -> Verdict:
     "The verdict on a case. `call`: how functions are called, in which process."
     name, variant, label = case
     ours = verdict = call(tried, *case)

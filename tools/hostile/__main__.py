@@ -8,6 +8,7 @@ import torch
 
 from normalnorm.experiments.results import processor
 from tools import hostile
+from tools.files import save
 
 RECORD = Path(__file__).resolve().parents[2] / "results" / "hostile.json"
 
@@ -42,10 +43,9 @@ def main() -> int:
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - start, 1),
     }
-    written = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     if given.record:
-        RECORD.write_text(written, encoding="utf-8")
-    print(written)
+        save(RECORD, found)
+    print(json.dumps(found, indent=1, ensure_ascii=False))
     return bool(found["failures"])
 
 

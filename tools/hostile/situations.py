@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from normalnorm.layers.backends import set_backend
 
@@ -44,23 +46,13 @@ class NotHere(Exception):
 
 
 def upstream(out: Tensor) -> Tensor:
-    return (
-        torch.cos(
-            torch.arange(
-                1.0, out.numel() + 1, dtype=torch.float64, device="cpu"
-            )
-        )
-        .view(out.shape)
-        .to(out.dtype)
-    )
+    count = torch.arange(out.numel(), dtype=torch.float64, device="cpu")
+    return torch.cos(count + 1).view(out.shape).to(out.dtype)
 
 
 def leaf(x):
-    return (
-        x.detach().requires_grad_()
-        if isinstance(x, Tensor) and x.is_floating_point()
-        else x
-    )
+    learns = isinstance(x, Tensor) and x.is_floating_point()
+    return x.detach().requires_grad_() if learns else x
 
 
 def gathered(
@@ -114,22 +106,15 @@ def gathered(
 def number(x):
     "As float64, dense; None for what has no numbers."
     try:
-        if (
-            not isinstance(x, Tensor)
-            or x.is_meta
-            or type(x).__name__ == "FakeTensor"
+        if not isinstance(x, Tensor) or (
+            x.is_meta or x.is_complex() or isinstance(x, FakeTensor)
         ):
             return None
-        if x.is_complex():
-            return None
         x = x.detach()
-        x = (
-            x.dequantize()
-            if x.is_quantized
-            else x.to_dense()
-            if x.layout is not torch.strided
-            else x
-        )
+        if x.is_quantized:
+            x = x.dequantize()
+        elif x.layout is not torch.strided:
+            x = x.to_dense()
         return x.as_subclass(Tensor).resolve_neg().double().contiguous()
     except EXPECTED_ERRORS:
         return None
@@ -166,21 +151,12 @@ def difference(found: dict, expected: dict, loud: bool) -> str | None:
             )
         if not a.numel():
             continue
-        both = ~a.isnan() & ~b.isnan()
-        if (
-            (a.isnan() & ~b.isnan()).any()
-            and not loud
-            or (b.isnan() & ~a.isnan()).any()
-            and not loud
-        ):
+        if not loud and not a.isnan().equal(b.isnan()):
             return f"{name} has NaN in other places"
-        end = (
-            6e4
-            if loud and found[name].dtype == torch.float16
-            else 1e37
-            if loud
-            else 1e300
-        )
+        both = ~a.isnan() & ~b.isnan()
+        end = 1e37 if loud else 1e300
+        if loud and found[name].dtype == torch.float16:
+            end = 6e4
         a, b = a[both].clamp(-end, end), b[both].clamp(-end, end)
         if a.numel() and not (
             error := (a - b).abs().max() / max(b.abs().max().item(), 1e-3)
@@ -321,10 +297,22 @@ def _misaligned(x: Tensor) -> Tensor:
     )
 
 
-def _fake(x: Tensor) -> Tensor:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(x)
+DTYPES: dict[str, Callable] = {
+    str(dtype).removeprefix("torch."): lambda t, dtype=dtype: t.to(dtype)
+    for dtype in (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    )
+}
 
 
 def _with(value: float) -> Callable:
@@ -339,22 +327,7 @@ def _with(value: float) -> Callable:
 _inputs(
     {
         "as it should be": lambda x: x,
-        "float64": lambda x: x.double(),
-        "float16": lambda x: x.half(),
-        "bfloat16": lambda x: x.bfloat16(),
-        **{
-            str(d).removeprefix("torch."): (lambda x, d=d: x.to(d))
-            for d in (
-                torch.int8,
-                torch.uint8,
-                torch.int16,
-                torch.int32,
-                torch.int64,
-                torch.bool,
-                torch.float8_e4m3fn,
-                torch.float8_e5m2,
-            )
-        },
+        **DTYPES,
         "complex": lambda x: torch.complex(x, x),
         "conjugate": lambda x: torch.complex(x, x).conj(),
         "None": lambda x: None,
@@ -412,7 +385,7 @@ _inputs(
             x, 0.1, 0, torch.quint8
         ),
         "meta": lambda x: x.to("meta"),
-        "fake": _fake,
+        "fake": lambda x: FakeTensorMode().from_tensor(x),
         "functional": lambda x: torch._to_functional_tensor(x),
         "subclass": lambda x: x.as_subclass(Sub),
         "wrapper": Wrapped,
@@ -468,31 +441,14 @@ _inputs(
 
 
 # modes
-class Watching(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
 class Doubling(TorchFunctionMode):
-    """Every result of a function in float64: an allocation of another size than
-    was asked for.
-    """
+    "In float64: an allocation of another size than was asked for."
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        return (
-            out.double()
-            if type(out) is Tensor
-            and out.dtype == torch.float32
-            and getattr(func, "__name__", "")
-            in ("empty_like", "new_empty", "empty")
-            else out
-        )
-
-
-class Dispatching(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
+        allocates = func in (torch.empty, torch.empty_like, Tensor.new_empty)
+        wide = allocates and out.dtype == torch.float32
+        return out.double() if wide else out
 
 
 @contextlib.contextmanager
@@ -508,18 +464,6 @@ def _default(dtype: torch.dtype):
     return _switched(torch.set_default_dtype, dtype, torch.get_default_dtype())
 
 
-def _fake_mode():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _flops():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    return FlopCounterMode(display=False)
-
-
 MODES = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
@@ -532,11 +476,11 @@ MODES = {
     "default device": lambda: _switched(torch.set_default_device, "cpu", None),
     "device meta": lambda: torch.device("meta"),
     "device cpu": lambda: torch.device("cpu"),
-    "function mode": Watching,
+    "function mode": BaseTorchFunctionMode,
     "function mode that doubles": Doubling,
-    "dispatch mode": Dispatching,
-    "fake": _fake_mode,
-    "counting operations": _flops,
+    "dispatch mode": BaseTorchDispatchMode,
+    "fake": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+    "counting operations": lambda: FlopCounterMode(display=False),
     "bfloat16 autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "float16 autocast": lambda: torch.autocast("cpu", torch.float16),
     "save on cpu": torch.autograd.graph.save_on_cpu,
@@ -617,9 +561,7 @@ KEPT = {
     "with a gradient": lambda t: t.requires_grad_(),
 }
 BROKEN = {
-    "float64": lambda t: t.double(),
-    "bfloat16": lambda t: t.bfloat16(),
-    "int64": lambda t: t.long(),
+    **{name: DTYPES[name] for name in ("float64", "bfloat16", "int64")},
     "the first number": lambda t: t.flatten()[:1],
     "flat": lambda t: t.flatten(),
     "fewer": lambda t: t[:-1],
@@ -886,14 +828,14 @@ GRADIENTS = {
     "strides reversed": KEPT["strides reversed"],
     "channels last": KEPT["channels last"],
     "every second": KEPT["every second"],
-    "negated by a bit": lambda g: torch._neg_view(-g),
+    "negated by a bit": KEPT["negated by a bit"],
     "misaligned": lambda g: _misaligned(g) if g.dtype == torch.float32 else g,
-    "a subclass": lambda g: g.as_subclass(Sub),
-    "float64": lambda g: g.double(),
+    "a subclass": KEPT["a subclass"],
+    "float64": DTYPES["float64"],
     "NaN": lambda g: torch.full_like(g, torch.nan),
     "wrong shape": lambda g: g[:1],
-    "meta": lambda g: g.to("meta"),
-    "sparse": lambda g: g.to_sparse(),
+    "meta": BROKEN["meta"],
+    "sparse": BROKEN["sparse"],
 }
 
 
@@ -925,22 +867,22 @@ for _names in (
 
 
 PARAMETERS = {
-    "float64": lambda t: t.double(),
-    "bfloat16": lambda t: t.bfloat16(),
-    "strided": lambda t: KEPT["every second"](t),
+    "float64": DTYPES["float64"],
+    "bfloat16": DTYPES["bfloat16"],
+    "strided": KEPT["every second"],
     "expanded": lambda t: t.flatten()[:1].expand(t.numel()).view(t.shape),
     "overlapping": lambda t: t.as_strided(t.shape, (0,) * t.ndim),
     "fewer": lambda t: t[:1].clone(),
     "more": lambda t: torch.cat([t, t]),
     "one more axis": lambda t: t[None].clone(),
-    "int64": lambda t: t.long(),
-    "meta": lambda t: t.to("meta"),
-    "sparse": lambda t: t.to_sparse(),
-    "subclass": lambda t: t.as_subclass(Sub),
-    "negated by a bit": lambda t: torch._neg_view(-t),
+    "int64": DTYPES["int64"],
+    "meta": BROKEN["meta"],
+    "sparse": BROKEN["sparse"],
+    "subclass": KEPT["a subclass"],
+    "negated by a bit": KEPT["negated by a bit"],
     "of inference": _inference,
     "misaligned": _misaligned,
-    "complex": lambda t: torch.complex(t, t),
+    "complex": BROKEN["complex"],
 }
 
 
@@ -1007,11 +949,9 @@ def _thrice(layer, x):
 
 @_run("an input as its own weight", forwards=1)
 def _own(layer, x):
-    return (
-        clean(layer, layer.weight.detach().expand(x.shape))
-        if x.shape[-1:] == layer.weight.shape
-        else clean(layer, x)
-    )
+    if x.shape[-1:] == layer.weight.shape:
+        x = layer.weight.detach().expand(x.shape)
+    return clean(layer, x)
 
 
 def _setting(layer, x, name: str, value) -> None:

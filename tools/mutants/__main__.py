@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tools.mutants
+from tools.files import load, save
 from tools.mutants import ROOT, kernel, python
 from tools.mutants.kernel import KERNEL
 
@@ -149,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     write_checks()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    equal = json.loads((RECORD / "equivalents.json").read_text("utf-8"))
+    equal = load(RECORD / "equivalents.json")
     rows, missing = [], []
     words = sys.argv[1:] if arguments is None else arguments
     for file in files:
@@ -184,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
             "not run": missing,
             "packages": summary(rows),
         }
-        (RECORD / "summary.json").write_text(json.dumps(about, indent=1) + "\n")
+        save(RECORD / "summary.json", about)
         (RECORD / "mutants.jsonl").write_text(
             "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows),
             encoding="utf-8",

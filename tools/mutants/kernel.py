@@ -12,12 +12,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.files import python, ran
 from tools.mutants import ROOT
 from tools.processors import SETS, environment
 
@@ -87,13 +87,7 @@ def compiled_lines(source: str, compiler: list[str]) -> set[int]:
     "The numbers of the lines that the preprocessor leaves in, for OpenMP."
     # with -fopenmp in place of the macro gcc 12 ends at a pragma
     how = "-D_OPENMP -E -fdirectives-only -x c++ -"
-    done = subprocess.run(
-        [*compiler, *how.split()],
-        input=source,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran([*compiler, *how.split()], input=source, check=True)
     kept, line, inside = set(), 0, False
     for text in done.stdout.split("\n"):
         if marker := re.match(r'# (\d+) "(.*?)"', text):
@@ -193,13 +187,8 @@ class Copy:
         self.patience: float | None = None  # seconds for a run of the tests
 
     def python(self, *words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=self.patience,
+        return python(
+            *words, cwd=self.folder, env=self.env, timeout=self.patience
         )
 
     def compiled(self, source: str) -> str:
