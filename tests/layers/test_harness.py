@@ -349,7 +349,10 @@ def test_it_is_algorithm_1_for_drawn_shapes_and_values(data):
     if ((deviations > 0) & (deviations < 1e-9 * np.abs(rows).max(1))).any():
         return  # the mean's rounding, not the unit, decides
     expected, _ = reference(trial, module, u, eps=eps, alpha=alpha)
-    torch.testing.assert_close(module(u), expected, rtol=1e-6, atol=1e-7)
+    found = module(u.requires_grad_())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    (gradient,) = torch.autograd.grad(found.sin().sum(), u)
+    assert gradient.isfinite().all()
 
 
 def resized(trial, sizes):
@@ -805,45 +808,6 @@ def test_half_precision_is_the_rounded_float32_result(trial, dtype):
         assert torch.equal(module(u), wide.to(dtype))
         with torch.autocast("cpu", dtype=dtype):
             assert torch.equal(module(u.float()), wide)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(LAYERS)),
-    st.sampled_from((torch.float16, torch.bfloat16)),
-    st.data(),
-)
-def test_half_precision_of_drawn_values(name, dtype, data):
-    """Finite for finite input, up to the largest number of float16; the rounded
-    float32 result, to the last bit.
-    """
-    trial = LAYERS[name]
-    top = 65504.0 if dtype == torch.float16 else 1e18
-    pool = data.draw(
-        st.lists(
-            st.one_of(
-                st.floats(-1, 1, width=16).map(lambda x: x * top),
-                st.sampled_from([top, -top, 0.0, 6e-8, 1.0]),
-            ),
-            min_size=5,
-            max_size=5,
-        )
-    )
-    order = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
-        0, 5, math.prod(trial.shape)
-    )
-    u = (
-        torch.tensor(pool)[order]
-        .reshape(trial.shape)
-        .to(dtype)
-        .requires_grad_()
-    )
-    module = trial.ours(noise=0.0)
-    out = module(u)
-    assert out.isfinite().all() and torch.equal(
-        out, trial.ours(noise=0.0)(u.float()).to(dtype)
-    )
-    assert torch.autograd.grad(out.sum(), u)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

@@ -105,20 +105,8 @@ def test_meta_device_and_zero_argument_forms():
     assert batch_normal_norm(torch.randn(4, 2), training=True).shape == (4, 2)
 
 
-def test_top_level_names():
-    assert (
-        normalnorm.BatchNormalNorm2d is BatchNormalNorm2d
-        and "LayerNormalNorm" in dir(normalnorm)
-    )
-    with pytest.raises(AttributeError, match="the layers are"):
-        _ = normalnorm.NoSuchLayer
-
-
 INDUCTOR = {
     "batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)),
-    "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)),
-    "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
-    "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)),
     "decorrelated": (
         lambda: normalnorm.DecorrelatedBatchNormalNorm1d(
             4, method="newton_schulz"

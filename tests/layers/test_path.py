@@ -1,5 +1,5 @@
 """The way of a batch through the definition: how often it is asked, and into
-which rooms. `python -m tests.layers.test_path` prints it, call by call.
+which rooms.
 """
 
 import sys
@@ -24,7 +24,6 @@ APART = "layers.guards"
 
 
 class Call(NamedTuple):
-    depth: int
     caller: str  # module of this package, the nearest in the stack
     module: str
     name: str
@@ -43,7 +42,7 @@ def way(layer, x) -> list[Call]:
                 module = module.removeprefix("normalnorm.")
                 caller = next((m for m in reversed(stack) if m), "")
                 name = frame.f_code.co_qualname
-                found.append(Call(len(stack), caller, module, name))
+                found.append(Call(caller, module, name))
                 stack.append(module)
             else:
                 stack.append("")
@@ -97,10 +96,3 @@ def test_a_batch_goes_down_and_back_once():
         if c.module == "layers.core" and c.caller == "layers.backends"
     }
     assert way_in == "normalize"
-
-
-if __name__ == "__main__":
-    steps = example()
-    for step in steps:
-        print("  " * step.depth + f"{step.module}: {step.name}")
-    print(f"{len(steps)} calls, {changes(steps)} changes of module")
