@@ -33,7 +33,7 @@ from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Identity, Power
 from normalnorm.theory.newton import Over, newton_lambda
 from normalnorm.theory.power_transform import yeo_johnson
-from tests.layers.steps import python, uncut
+from tests.layers.steps import python, step, uncut
 from tools import hostile
 from tools.rows import trials
 
@@ -593,8 +593,8 @@ def test_every_normality_layer_takes_a_gaussianizer():
 @pytest.mark.parametrize("gaussianizer", GAUSSIANIZERS, ids=str)
 @pytest.mark.parametrize("trial", NORMALITY, ids=str)
 def test_each_layer_with_each_gaussianizer(trial, gaussianizer):
-    """It trains, evaluates, loads a state, and is described; synchronized ones
-    refuse what has no closed form.
+    """It trains, evaluates and is described; synchronized ones refuse what has
+    no closed form.
     """
     trial = trial.having(gaussianizer=gaussianizer, noise=0.3)
     if "Sync" in trial.row.layer.__name__ and not gaussianizer.closed(None):
@@ -613,25 +613,16 @@ def test_each_layer_with_each_gaussianizer(trial, gaussianizer):
         f"running_{name}" for name in ("mean", "var", "covariance")
     }
     fresh = copy.deepcopy(layer.state_dict())
-    u = torch.randn(trial.shape).pow(5).requires_grad_()  # of long tails
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        out = layer(u)
-        (out - 1).square().mul(torch.rand(out.shape)).mean().backward()
-        optimizer.step()
-    assert out.shape == u.shape and out.isfinite().all()
-    assert u.grad.isfinite().all() and u.grad.abs().max() > 0
-    for name in (*names, *dict(layer.named_parameters())):
-        moved = layer.state_dict()[name]
+    u = torch.randn(trial.shape).pow(5)  # of long tails
+    found = step(layer, u, torch.rand(trial.shape))
+    assert found[0].shape == u.shape
+    assert all(t.isfinite().all() and t.any() for t in found)
+    for name in names:
+        moved = layer.get_buffer(name)
         assert moved.isfinite().all() and not torch.equal(moved, fresh[name])
     x = torch.randn(trial.shape).exp()
     expected = layer.eval()(x)
     assert torch.equal(layer(x), expected)  # no noise
-    fresh = trial.ours().eval()
-    assert not torch.equal(fresh(x), expected)
-    fresh.load_state_dict(layer.state_dict())
-    assert torch.equal(fresh(x), expected)
     # of the whole batch in float64, by the definition
     wide = copy.deepcopy(layer).double()(x.double()).float()
     torch.testing.assert_close(wide, expected, rtol=1e-3, atol=1e-4)

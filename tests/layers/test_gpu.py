@@ -37,21 +37,6 @@ def calls(function) -> int:
     return counted.count
 
 
-def test_the_number_of_operations_of_noise_does_not_grow_with_its_size():
-    seed = torch.empty((), dtype=torch.int64, device="meta")
-    counts = {
-        calls(lambda: noise.normal_noise((1 << n,), seed, offset))
-        for n in (10, 24, 30)
-        for offset in (0, 3)
-    }
-    assert len(counts) == 1 and counts.pop() < 300
-    # on a CPU it does, in pieces that stay in the cache
-    here = torch.tensor(1)
-    assert calls(lambda: noise.normal_noise((1 << 18,), here)) > 3 * calls(
-        lambda: noise.normal_noise((1 << 16,), here)
-    )
-
-
 @pytest.mark.parametrize(
     "make, shape",
     [
@@ -59,7 +44,8 @@ def test_the_number_of_operations_of_noise_does_not_grow_with_its_size():
         (normalnorm.BatchNormalNorm2d, lambda n: (n, 64, 2, 2)),
     ],
 )
-def test_the_number_of_operations_of_a_layer_does_not_either(make, shape):
+def test_the_number_of_operations_does_not_grow_with_the_batch(make, shape):
+    "On a device where one costs as much as another; on a CPU noise is chunked."
     layer = make(64, noise=0.4, device="meta")
 
     def step(n):

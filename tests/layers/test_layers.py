@@ -75,18 +75,6 @@ def test_compiles_without_breaks(name, options, sizes):
     assert backend.frame_count <= min(len(sizes), 2) + 1 or not whole
 
 
-def test_noise_is_that_of_the_whole_batch_in_its_parts():
-    u, seed = torch.randn(6, 5, dtype=torch.float64), torch.tensor(9)
-    whole, _ = normality_norm(u, (1,), noise=0.7, seed=seed)
-    parts = [
-        normality_norm(u[i : i + 2], (1,), noise=0.7, seed=seed, offset=5 * i)[
-            0
-        ]
-        for i in (0, 2, 4)
-    ]
-    torch.testing.assert_close(torch.cat(parts), whole)
-
-
 @FOLLOWS
 @pytest.mark.parametrize(
     "row", [*LAYERS.values(), EVERY["decorrelated2 B C H W"]], ids=str

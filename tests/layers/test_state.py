@@ -82,21 +82,6 @@ def test_the_files_say_what_was_saved(case):
         )
 
 
-def test_the_script_writes_what_is_missing_and_nothing_else(
-    tmp_path, monkeypatch, capsys
-):
-    old = tmp_path / "LayerNormalNorm.pt"
-    old.write_text("as it was")
-    monkeypatch.setattr(record, "FOLDER", tmp_path)
-    assert record.main() == 0 and old.read_text() == "as it was"
-    assert {f.name for f in tmp_path.iterdir()} == {f.name for f in FILES}
-    written = torch.load(tmp_path / "GroupNormalNorm.pt", weights_only=True)
-    assert written["class"] == "GroupNormalNorm"
-    cases = {n: c for n, c in record.CASES.items() if n != "GroupNormalNorm"}
-    monkeypatch.setattr(record, "CASES", cases)
-    assert record.main() == 1 and "GroupNormalNorm" in capsys.readouterr().err
-
-
 # ---- whole modules ----------------------------------------------------------
 
 # Pickled before a layer kept its settings as one rule: each with an input, its
