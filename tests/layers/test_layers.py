@@ -8,15 +8,10 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
-from torch import nn
 
 import normalnorm
 from normalnorm.layers.core import normality_norm
-from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.noise import add_noise
-from normalnorm.layers.normality import (
-    BatchNormalNorm2d,
-)
 from normalnorm.theory.newton import Over
 from tests.layers.steps import step
 from tests.layers.test_harness import EVERY, LAYERS, set_affine, skewed
@@ -84,13 +79,6 @@ def test_export_in_evaluation(row):
     torch.testing.assert_close(
         torch.export.export(layer, (u,)).module()(u), layer(u)
     )
-
-
-def test_meta_device_and_zero_argument_forms():
-    assert BatchNormalNorm2d(3, device="meta").weight.is_meta
-    assert nn.utils.skip_init(BatchNormalNorm2d, 3).running_lambda.shape == (3,)
-    assert layer_normal_norm(torch.randn(2, 5), (5,)).shape == (2, 5)
-    assert batch_normal_norm(torch.randn(4, 2), training=True).shape == (4, 2)
 
 
 INDUCTOR = {
