@@ -170,15 +170,6 @@ def test_cxx_that_does_not_work(place, monkeypatch, given, words):
     assert not calls(place, "spy")  # found out by the empty function
 
 
-def test_another_compiler_compiles_anew(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(place, "spy"))
-    load(place), load(place)
-    assert len(calls(place, "spy")) == 1
-    program(place, "spy", "# the next release")
-    load(place)
-    assert len(calls(place, "spy")) == 2 == len(kernels(place))
-
-
 def test_without_a_compiler_what_is_kept_is_used(place, monkeypatch):
     load(place)
     monkeypatch.setenv("PATH", str(place))
@@ -803,12 +794,8 @@ WITHOUT = """
 
 
 def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
-    load(place)
-    assert capsys.readouterr() == ("", "")  # the tests are quiet
     monkeypatch.delenv("NORMALNORM_QUIET")
-    for path in kernels(place):
-        path.unlink()
-    load(place), load(place)
+    load(place)
     out, err = capsys.readouterr()
     assert not out and re.fullmatch(
         r"normalnorm: compiling seven\.cpp for this processor with \S+, about "
