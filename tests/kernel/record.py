@@ -33,13 +33,11 @@ ROUNDING = 2.0**-24
 # the transform needs
 TOLERANCES = {
     "train": (0, 2e-5, 1e-3),  # test_like_float64
-    "given": (1, 2e-5, 2e-5),  # test_given_statistics
-    # test_gradient_for_given_statistics, and the two lines below
+    "given": (1, 2e-5, 2e-5),  # test_given_statistics, and the lines below
     "given of input": (1, 5e-5, 1e-7),
     "given of weight": (0, 1e-5, 0),
     "given of bias": (1, 1e-5, 1e-4),
-    "far": (1, 3e-5, 0),  # test_evaluation_far_outside
-    # test_gradient_for_given_statistics, beyond 1e20
+    "far": (1, 3e-5, 0),  # beyond 1e20
     "far of input": (1, 1e-4, 1e-37),
     "normals": (1, 2e-6, 2e-6),  # test_noise_of_any_index
     # two ways of the kernel to the same numbers: bfloat16 against float32, and

@@ -122,11 +122,7 @@ def seven(place):
 @pytest.mark.parametrize(
     "given, command, flags",
     [
-        ("{spy}", ["{spy}"], []),
-        ("'{spaced}'", ["{spaced}"], []),
         ("{spaced}", ["{spaced}"], []),
-        ("'{spaced}' -O1", ["{spaced}"], ["-O1"]),
-        ("env {spy}", ["/usr/bin/env", "{spy}"], []),
         (
             "env '{spaced}' -O1 -DA='b c'",
             ["/usr/bin/env", "{spaced}"],
@@ -156,16 +152,6 @@ def test_command_and_flags(place, monkeypatch, given, command, flags):
         ) < line.index("-fopenmp") < line.index("-O1")
 
 
-def test_flags_of_the_user_win(place, monkeypatch):
-    (place / "seven.cpp").write_text(
-        'extern "C" int seven() { return WANTED; }\n#ifdef __OPTIMIZE__\n'
-        "#error optimized\n#endif\n"
-    )
-    for count, wanted in enumerate((7, 8), 1):
-        monkeypatch.setenv("CXX", f"{USUAL} -DWANTED={wanted} -O0")
-        assert load(place).seven() == wanted and len(kernels(place)) == count
-
-
 @pytest.mark.parametrize(
     "given, words",
     [
@@ -182,22 +168,6 @@ def test_cxx_that_does_not_work(place, monkeypatch, given, words):
     monkeypatch.setenv("CXX", given.format(spy=program(place, "spy")))
     assert words in failure(place)
     assert not calls(place, "spy")  # found out by the empty function
-
-
-def test_ccache(place, monkeypatch):
-    shutil.which("ccache") or pytest.skip("ccache is not installed")
-    monkeypatch.setenv("CCACHE_DIR", str(place / "ccache"))
-    monkeypatch.setenv("CXX", f"ccache {USUAL}")
-    assert load(place).seven() == 7
-
-
-def test_another_compiler_compiles_anew(place, monkeypatch):
-    monkeypatch.setenv("CXX", program(place, "spy"))
-    load(place), load(place)
-    assert len(calls(place, "spy")) == 1
-    program(place, "spy", "# the next release")
-    load(place)
-    assert len(calls(place, "spy")) == 2 == len(kernels(place))
 
 
 def test_without_a_compiler_what_is_kept_is_used(place, monkeypatch):
@@ -325,17 +295,6 @@ def test_a_compiler_that_hangs_is_ended(place, monkeypatch, hangs):
 # ---- what is kept -----------------------------------------------------------
 
 
-def test_source_that_does_not_compile(place):
-    (place / "seven.cpp").write_text("int f( { }")
-    told = failure(place)
-    assert (
-        told.startswith("seven.cpp could not be compiled")
-        and "error: expected" in told
-    )
-    (note,) = (place / "cache").iterdir()
-    assert note.suffix == ".failed" and "error: expected" in note.read_text()
-
-
 def test_a_failure_is_remembered(place, monkeypatch):
     refuse = (
         'case "$*" in *seven*) [ -e "$0.fixed" ] || { echo "seven.cpp:1: '
@@ -448,21 +407,7 @@ def test_a_damaged_file_is_made_anew(place):
         assert not opened
 
 
-def test_a_file_without_the_functions(place):
-    "With the right digest: made anew. From a source that lacks them: an error."
-    load(place)
-    (kernel,) = kernels(place)
-    other = kernel.read_bytes().replace(b"seven", b"eight")
-    kernel.unlink()
-    (place / "other").write_bytes(other)
-    (place / "other").rename(
-        kernel.with_name(
-            f"{kernel.stem[:-32]}{compiler._digest(place / 'other')}.so"
-        )
-    )
-    assert load(place).seven() == 7 and [p.name for p in kernels(place)] == [
-        kernel.name
-    ]
+def test_a_source_without_the_functions(place):
     with pytest.raises(
         compiler.CompilerError, match="has no function eight, nine"
     ):
@@ -669,16 +614,7 @@ def test_carried_flags_are_those_of_load(place, monkeypatch):
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "cut",
-        "changed",
-        "foreign",
-        "source",
-        "flags",
-        "function",
-        "level",
-        "unreadable",
-    ],
+    ["changed", "foreign", "flags", "function", "unreadable"],
 )
 def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
     "The compiler is looked for as if there was nothing, and nothing is said."
@@ -688,10 +624,9 @@ def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
     best.unlink()
     if what == "unreadable":
         best.mkdir()
-    elif what != "level":
+    else:
         best.write_bytes(
             {
-                "cut": content[:-1],
                 "changed": content.replace(b"seven", b"eight"),
                 "foreign": b"foreign",
             }.get(what, content)
@@ -700,8 +635,6 @@ def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
         best = best.rename(
             best.with_name(f"{best.stem[:-32]}{compiler._digest(best)}.so")
         )
-    elif what == "source":
-        (place / "seven.cpp").write_text(SEVEN + "\n")
     elif what == "flags":
         monkeypatch.setattr(compiler, "_COMMON", (*compiler._COMMON, "-w"))
     elif what == "function":
@@ -710,23 +643,11 @@ def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
         compiler.CompilerError, match="no C\\+\\+ compiler was found"
     ):
         load(place, *functions)
-    assert best.exists() or what == "level"  # the wheel's files stay
+    assert best.exists()  # the wheel's files stay
     if what != "function":
         monkeypatch.setenv("PATH", os.path.dirname(USUAL))
         monkeypatch.setenv("NORMALNORM_QUIET", "1")
         assert load(place).seven() == 7 and len(kernels(place)) == 1
-
-
-def test_carried_and_cxx(place, carried, monkeypatch):
-    "Whoever names a compiler gets what it compiles; an empty word names none."
-    monkeypatch.setenv("CXX", "")
-    load(place)
-    assert not (place / "cache").exists()
-    monkeypatch.setenv("PATH", os.path.dirname(USUAL))
-    monkeypatch.setenv("CXX", program(place, "spy"))
-    monkeypatch.setenv("NORMALNORM_QUIET", "1")
-    assert load(place).seven() == 7
-    assert len(calls(place, "spy")) == 1 == len(kernels(place))
 
 
 def test_nothing_to_carry(place, monkeypatch):
@@ -768,21 +689,22 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
     assert len([line for line in calls(place, "spy") if " -c " in line]) == 1
     code = """
         import os, sys
-        from pathlib import Path
         from normalnorm.layers.engines import compiler
-        with compiler._scratch(None) as place:
+        for leave in (False, True):
             if not os.fork():
-                sys.exit()  # runs what is registered for the end of the process
-            os.wait()
-            print(place.exists())
-            if sys.argv[1:]:
+                with compiler._scratch(None) as place:
+                    if not os.fork():
+                        sys.exit()  # runs what is registered for the end
+                    os.wait()
+                    print(place.exists(), flush=True)
+                    if leave:
+                        sys.exit()
+                print(place.exists(), flush=True)
                 sys.exit()
-        print(place.exists())
+            os.wait()
     """
-    for arguments, expected in (([], "True\nFalse\n"), (["leave"], "True\n")):
-        assert not list((place / "tmp").iterdir())
-        out = python(code, *arguments, TMPDIR=str(place / "tmp"))
-        assert out == expected
+    out = python(code, TMPDIR=str(place / "tmp"))
+    assert out.split() == ["True", "False", "True"]
     assert not list((place / "tmp").iterdir())
 
 
@@ -872,12 +794,8 @@ WITHOUT = """
 
 
 def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
-    load(place)
-    assert capsys.readouterr() == ("", "")  # the tests are quiet
     monkeypatch.delenv("NORMALNORM_QUIET")
-    for path in kernels(place):
-        path.unlink()
-    load(place), load(place)
+    load(place)
     out, err = capsys.readouterr()
     assert not out and re.fullmatch(
         r"normalnorm: compiling seven\.cpp for this processor with \S+, about "

@@ -27,7 +27,7 @@ from normalnorm.layers.weight_decay import (
 )
 from normalnorm.theory.gaussianizers import Chain
 from tests.layers.steps import refusals
-from tests.peers import FOLLOWS, installed
+from tests.peers import FOLLOWS, installed, onnx_of
 from tools.rows import trials
 
 
@@ -65,32 +65,6 @@ def seen(model, shape=(9, 2, 6, 6), batches=3):
 # --- running averages
 
 
-def test_update_bn_of_a_mixed_model_is_torchs_for_torchs_layers():
-    "Batches with a target, too."
-    norms = (
-        nn.BatchNorm1d(3),
-        normalnorm.BatchNormalNorm1d(3, noise=0.0, alpha=0.0),
-    )
-    plain, model = (
-        nn.Sequential(
-            nn.BatchNorm1d(3),
-            nn.Dropout(0.5),
-            norm,
-            nn.BatchNorm1d(3, track_running_stats=False),
-        )
-        for norm in norms
-    )
-    batches = [(torch.randn(8, 3), "target") for _ in range(3)]
-    for function, what in (
-        (update_bn, model),
-        (torch.optim.swa_utils.update_bn, plain),
-    ):
-        torch.manual_seed(1)
-        function(batches, what)
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value)
-
-
 def test_update_bn_puts_modes_and_settings_back_also_after_an_error():
     model = net()
     model[1].eval()
@@ -108,23 +82,6 @@ def test_update_bn_puts_modes_and_settings_back_also_after_an_error():
         update_bn([], model)
     assert torch.equal(model[1].running_mean, mean)
     update_bn(iter([torch.randn(2, 3)]), nn.Linear(3, 2))  # nothing to do
-
-
-def test_update_bn_without_noise_sees_what_evaluation_sees():
-    torch.manual_seed(0)
-    model, u = (
-        nn.Sequential(
-            normalnorm.BatchNormalNorm1d(1), normalnorm.BatchNormalNorm1d(1)
-        ),
-        torch.randn(4096, 1),
-    )
-    update_bn([u], model)
-    noisy = model[1].running_var.item()
-    update_bn([u], model, noise=False)
-    assert (
-        abs(noisy - (1 + 0.16 * 2 / torch.pi)) < 0.03
-        and abs(model[1].running_var.item() - 1) < 0.01
-    )
 
 
 # --- freezing
@@ -586,25 +543,6 @@ test_factories_say_what_is_wrong = refusals(
 )
 
 
-def onnx_of(model, u):
-    """A function of inputs like `u`, by onnxruntime.
-
-    Tried with onnx 1.23, onnxscript 0.7, onnxruntime 1.31.
-    """
-    for package in ("onnx", "onnxscript"):
-        installed(package)
-    runtime = installed("onnxruntime")
-    try:
-        program = torch.onnx.export(model, (u,), dynamo=True, verbose=False)
-    except Exception as error:
-        if "prims.signbit" in str(error):
-            pytest.xfail("chapter 210: copysign has no translation")
-        raise
-    session = runtime.InferenceSession(program.model_proto.SerializeToString())
-    name = session.get_inputs()[0].name
-    return lambda u: torch.from_numpy(session.run(None, {name: u.numpy()})[0])
-
-
 def test_factories_in_timm_and_torchvision():
     timm = installed("timm")
     models = installed("torchvision.models")
@@ -707,33 +645,3 @@ def test_onnx_near_a_logarithm():
     found = onnx_of(layer, u)(u).double()
     expected = layer.double()(u.double())
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-# --- decorrelated layers
-
-
-def test_update_bn_averages_covariances():
-    batches = [
-        torch.randn(n, 4, dtype=torch.float64)
-        @ torch.randn(4, 4, dtype=torch.float64)
-        for n in (5, 9, 7)
-    ]
-    for layer in (
-        normalnorm.DecorrelatedBatchNorm1d(
-            4, momentum=0.3, dtype=torch.float64
-        ),
-        normalnorm.DecorrelatedBatchNormalNorm1d(4, dtype=torch.float64),
-    ):
-        layer(batches[0])
-        update_bn(batches, nn.Sequential(layer))
-        torch.testing.assert_close(
-            layer.running_covariance,
-            torch.stack([b.T.cov() for b in batches]).mean(0),
-        )
-        torch.testing.assert_close(
-            layer.running_mean,
-            torch.stack([b.mean(0) for b in batches]).mean(0),
-        )
-        assert layer.num_batches_tracked == 3 and (layer.momentum == 0.3) == (
-            type(layer) is normalnorm.DecorrelatedBatchNorm1d
-        )

@@ -25,6 +25,7 @@ from normalnorm.layers.normality import (
 )
 from normalnorm.theory.gradient import Power
 from tests.layers.steps import kept_bytes, refusals, uncut
+from tests.layers.steps import step as gradients
 from tests.peers import VECTORS
 from tools.hostile.situations import S
 from tools.references import Reference
@@ -245,17 +246,12 @@ def test_without_transform_and_noise_it_is_the_plain_layer(
     plain = trial.theirs(**options).to(dtype)
     set_affine(ours, plain)
     for i, training in enumerate((True, True, False)):
-        u, found = 3 * skewed(trial.shape, dtype, i) - 1, []
+        u = 3 * skewed(trial.shape, dtype, i) - 1
         g = torch.randn(trial.shape).to(dtype)
-        for module in (ours, plain):
-            module.train(training).zero_grad()
-            x = u.clone().requires_grad_()
-            out = module(x)
-            out.backward(g)
-            found.append(
-                [out.detach(), x.grad, *(p.grad for p in module.parameters())]
-            )
-        for a, b in zip(*found):
+        found, expected = (
+            gradients(module.train(training), u, g) for module in (ours, plain)
+        )
+        for a, b in zip(found, expected):
             close = tolerance * max(1.0, b.abs().max().item())
             torch.testing.assert_close(a, b, rtol=tolerance, atol=close)
     for name, value in plain.named_buffers():
@@ -349,7 +345,10 @@ def test_it_is_algorithm_1_for_drawn_shapes_and_values(data):
     if ((deviations > 0) & (deviations < 1e-9 * np.abs(rows).max(1))).any():
         return  # the mean's rounding, not the unit, decides
     expected, _ = reference(trial, module, u, eps=eps, alpha=alpha)
-    torch.testing.assert_close(module(u), expected, rtol=1e-6, atol=1e-7)
+    found = module(u.requires_grad_())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    (gradient,) = torch.autograd.grad(found.sin().sum(), u)
+    assert gradient.isfinite().all()
 
 
 def resized(trial, sizes):
@@ -412,9 +411,9 @@ def test_no_scale_makes_a_unit_run_away(trial):
             dtype=torch.float64,
             momentum=1.0,
         )
-        x = (scale * u).requires_grad_()
-        out = module(x)
-        norms.append(torch.autograd.grad(out, x, g)[0].norm().item())
+        x = scale * u
+        out, gradient = gradients(module, x, g, ())
+        norms.append(gradient.norm().item())
         if trial in RUNNING:
             lambdas.append(module.running_lambda)
         if scale < 1e-6:
@@ -597,14 +596,10 @@ def test_empty_batch(trial):
         for training in (True, False):
             module = trial.ours().train(training)
             before = {k: v.clone() for k, v in module.named_buffers()}
-            u = torch.zeros(shape, requires_grad=True)
-            out = module(u)
-            assert out.shape == shape and out.dtype == u.dtype
-            out.sum().backward()
-            assert u.grad.shape == shape and all(
-                p.grad is not None and not p.grad.any()
-                for p in module.parameters()
-            )
+            out, of_u, *others = gradients(module, torch.zeros(shape))
+            assert out.shape == of_u.shape == shape
+            assert out.dtype == torch.float32
+            assert not any(g.any() for g in others)
             assert all(
                 torch.equal(v, before[k])
                 for k, v in module.named_buffers()
@@ -663,12 +658,8 @@ def test_a_unit_that_is_not_finite_spoils_no_other(trial, value):
         module, x = uncut(trial.ours(noise=0.0)), u.clone()
         if spoilt:
             x[first.nonzero()[0].split(1)] = value
-        x.requires_grad_()
         before = {k: v.clone() for k, v in module.named_buffers()}
-        out = module(x)
-        found.append(
-            (out, torch.autograd.grad(out, x, g, retain_graph=True)[0])
-        )
+        found.append(gradients(module, x, g, ()))
     for a, b in zip(*found):
         assert (
             torch.equal(a[~first], b[~first]) and not b[first].isfinite().any()
@@ -805,45 +796,6 @@ def test_half_precision_is_the_rounded_float32_result(trial, dtype):
         assert torch.equal(module(u), wide.to(dtype))
         with torch.autocast("cpu", dtype=dtype):
             assert torch.equal(module(u.float()), wide)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(sorted(LAYERS)),
-    st.sampled_from((torch.float16, torch.bfloat16)),
-    st.data(),
-)
-def test_half_precision_of_drawn_values(name, dtype, data):
-    """Finite for finite input, up to the largest number of float16; the rounded
-    float32 result, to the last bit.
-    """
-    trial = LAYERS[name]
-    top = 65504.0 if dtype == torch.float16 else 1e18
-    pool = data.draw(
-        st.lists(
-            st.one_of(
-                st.floats(-1, 1, width=16).map(lambda x: x * top),
-                st.sampled_from([top, -top, 0.0, 6e-8, 1.0]),
-            ),
-            min_size=5,
-            max_size=5,
-        )
-    )
-    order = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
-        0, 5, math.prod(trial.shape)
-    )
-    u = (
-        torch.tensor(pool)[order]
-        .reshape(trial.shape)
-        .to(dtype)
-        .requires_grad_()
-    )
-    module = trial.ours(noise=0.0)
-    out = module(u)
-    assert out.isfinite().all() and torch.equal(
-        out, trial.ours(noise=0.0)(u.float()).to(dtype)
-    )
-    assert torch.autograd.grad(out.sum(), u)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

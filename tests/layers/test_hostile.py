@@ -31,7 +31,7 @@ from normalnorm.layers.guards import are_concrete, check_memory
 from normalnorm.layers.proxy import proxy_statistics
 from normalnorm.theory.gaussianizers import Chain
 from normalnorm.theory.newton import Over
-from tests.layers.steps import python
+from tests.layers.steps import python, refusals
 from tools import hostile
 from tools.hostile.situations import CHECKPOINTS, REFUSED, checkpointed
 from tools.rows import SIZES, trials
@@ -230,21 +230,22 @@ def test_a_function_asks_how_many_batches_there_were():
 # ---- parameters that are no real numbers ------------------------------------
 
 
-def test_given_statistics_must_be_real():
-    "By the names of the averages that they are."
-    x = torch.randn(6, 4)
-    for place, name in enumerate(("mean", "var", "lambda")):
-        given = [torch.ones(4)] * 3
-        given[place] = given[place].long()
-        with pytest.raises(
-            TypeError, match=f"running_{name} is a tensor of torch.int64"
-        ):
-            Normalization(
-                x,
-                Over(0),
-                axis=1,
-                statistics=core.Statistics(*given[:2], (given[2],)),
-            ).check()
+def normalized(*given):
+    of = core.Statistics(*given[:2], given[2:])
+    x, unit = torch.randn(6, 4), Over(0)
+    Normalization(x, unit, axis=1, statistics=of).check()
+
+
+REAL, WHOLE = torch.ones(4), torch.ones(4).long()
+test_given_statistics_must_be_real = refusals(
+    [
+        (WHOLE, REAL, REAL, "running_mean is a tensor of torch.int64"),
+        (REAL, WHOLE, REAL, "running_var is a tensor of torch.int64"),
+        (REAL, REAL, WHOLE, "running_lambda is a tensor of torch.int64"),
+    ],
+    normalized,
+    TypeError,
+)
 
 
 # ---- function modes ---------------------------------------------------------

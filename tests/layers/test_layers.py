@@ -8,15 +8,10 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
-from torch import nn
 
 import normalnorm
 from normalnorm.layers.core import normality_norm
-from normalnorm.layers.functional import batch_normal_norm, layer_normal_norm
 from normalnorm.layers.noise import add_noise
-from normalnorm.layers.normality import (
-    BatchNormalNorm2d,
-)
 from normalnorm.theory.newton import Over
 from tests.layers.steps import step
 from tests.layers.test_harness import EVERY, LAYERS, set_affine, skewed
@@ -75,18 +70,6 @@ def test_compiles_without_breaks(name, options, sizes):
     assert backend.frame_count <= min(len(sizes), 2) + 1 or not whole
 
 
-def test_noise_is_that_of_the_whole_batch_in_its_parts():
-    u, seed = torch.randn(6, 5, dtype=torch.float64), torch.tensor(9)
-    whole, _ = normality_norm(u, (1,), noise=0.7, seed=seed)
-    parts = [
-        normality_norm(u[i : i + 2], (1,), noise=0.7, seed=seed, offset=5 * i)[
-            0
-        ]
-        for i in (0, 2, 4)
-    ]
-    torch.testing.assert_close(torch.cat(parts), whole)
-
-
 @FOLLOWS
 @pytest.mark.parametrize(
     "row", [*LAYERS.values(), EVERY["decorrelated2 B C H W"]], ids=str
@@ -98,27 +81,8 @@ def test_export_in_evaluation(row):
     )
 
 
-def test_meta_device_and_zero_argument_forms():
-    assert BatchNormalNorm2d(3, device="meta").weight.is_meta
-    assert nn.utils.skip_init(BatchNormalNorm2d, 3).running_lambda.shape == (3,)
-    assert layer_normal_norm(torch.randn(2, 5), (5,)).shape == (2, 5)
-    assert batch_normal_norm(torch.randn(4, 2), training=True).shape == (4, 2)
-
-
-def test_top_level_names():
-    assert (
-        normalnorm.BatchNormalNorm2d is BatchNormalNorm2d
-        and "LayerNormalNorm" in dir(normalnorm)
-    )
-    with pytest.raises(AttributeError, match="the layers are"):
-        _ = normalnorm.NoSuchLayer
-
-
 INDUCTOR = {
     "batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)),
-    "layer": (lambda: normalnorm.LayerNormalNorm(19), (3, 7, 19)),
-    "group": (lambda: normalnorm.GroupNormalNorm(2, 6), (3, 6, 11)),
-    "instance": (lambda: normalnorm.InstanceNormalNorm1d(3), (5, 3, 23)),
     "decorrelated": (
         lambda: normalnorm.DecorrelatedBatchNormalNorm1d(
             4, method="newton_schulz"
@@ -140,23 +104,13 @@ def test_inductor(name):
     torch.manual_seed(0)
     layer, u, found = make(), torch.randn(shape).exp(), []
     for module in (layer, torch.compile(layer, fullgraph=True)):
-        v = u.clone().requires_grad_()
         torch.manual_seed(5)
         with (
             normalnorm.set_backend("eager"),
             torch._inductor.config.patch(fallback_random=True),
         ):
-            out = module(v)
-        found.append(
-            (
-                out.detach(),
-                *torch.autograd.grad(
-                    out.square().sum() + out.sum(), [v, *layer.parameters()]
-                ),
-            )
-        )
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+            found.append(step(module, u))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_centre_over_one_set_and_scale_over_another():

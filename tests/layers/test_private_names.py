@@ -3,12 +3,10 @@ each of them the layers do what they did.
 """
 
 import ast
-import functools
-import importlib.util
 import json
-import operator
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -28,172 +26,89 @@ HIDDEN = [
 # ---- which there are --------------------------------------------------------
 
 LIBRARY = {
-    "layers/guards.py": set(HIDDEN),
+    "guards.py": {"_C", *(name.rpartition(".")[2] for name in HIDDEN)},
     # without them there is no kernel (`native._ask`), which has a test
-    "layers/engines/native.py": {"_C", "_cdata"},
-    "layers/normality.py": {
+    "engines/native.py": {"_C", "_cdata"},
+    "normality.py": {
         "_parameters",
         "_buffers",
         "_load_from_state_dict",
-        "nn.modules.batchnorm._BatchNorm",
+        "_BatchNorm",
     },
-    "layers/decorrelated.py": {"_load_from_state_dict"},
-    "layers/conversion.py": {"_metadata"},
-    "layers/hybrids.py": {"_C._current_graph_task_id"},
-    "layers/prelayer.py": {"_load_from_state_dict"},
+    "decorrelated.py": {"_load_from_state_dict"},
+    "conversion.py": {"_metadata"},
+    "hybrids.py": {"_C", "_current_graph_task_id"},
+    "prelayer.py": {"_load_from_state_dict", "_conv_forward"},
 }
+PYTHON = {"_replace", "_fields", "_getframe"}  # documented
 
 
-# names of this project that PyTorch has too
-OWN = {"_values", "_sources", "_library"}
-
-
-@functools.cache
 def of_objects() -> set[str]:
-    "Private attributes of tensors, modules and functions."
+    "Names of tensors, modules, their states, optimizers and functions."
+    layer = nn.BatchNorm1d(2)
     made = (
-        torch.ones(()),
-        nn.Parameter(torch.ones(())),
-        nn.BatchNorm1d(2),
-        torch.optim.SGD([torch.ones(1)]),
+        *(torch.ones(()), layer.weight, layer, layer.state_dict()),
+        *(torch.optim.SGD([layer.weight]), torch.autograd.Function),
     )
-    return {
-        "_metadata",
-        *(
-            n
-            for one in made
-            for n in (*dir(one), *dir(torch.autograd.Function))
-            if n.startswith("_") and not n.startswith("__")
-        ),
-    } - OWN
+    return {name for one in made for name in dir(one)}
 
 
-def in_torch(path: str) -> bool:
-    try:
-        operator.attrgetter(path)(torch)
-    except (AttributeError, ValueError):
-        pass  # or a module that nobody has imported
-    else:
-        return True
-    try:
-        return importlib.util.find_spec(f"torch.{path}") is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def private_names(text: str) -> set[str]:
-    """Those of PyTorch in Python code: after a module of torch (without
-    `torch.`), of any object, in imports, in strings that name one.
-    """
-    found, tree, known = set(), ast.parse(text), of_objects()
-    private = re.compile(r"(^|\.)_[A-Za-z]")
-    modules, docs = {"torch": ""}, set()
+def used(tree: ast.AST) -> Iterator[str]:
+    "After a dot, in imports, overridden, in strings that name one."
+    known = of_objects()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for a in node.names:
-                if a.name.split(".")[0] == "torch":
-                    modules[a.asname or "torch"] = (
-                        a.name.removeprefix("torch").removeprefix(".")
-                        if a.asname
-                        else ""
-                    )
-                    if private.search(a.name):
-                        found.add(a.name.removeprefix("torch."))
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and (node.module or "").split(".")[0] == "torch"
-            and not node.level
-        ):
-            for a in node.names:
-                path = f"{node.module}.{a.name}".removeprefix("torch.")
-                modules[a.asname or a.name] = path
-                if private.search(path):
-                    found.add(path)
-        elif isinstance(node, ast.Expr) and isinstance(
-            node.value, ast.Constant
-        ):
-            docs.add(node.value)
+        match node:
+            case ast.Constant(value=str(path)):
+                if path in known or re.fullmatch(r"[\w.]+\._\w+", path):
+                    yield from path.split(".")
+            case (
+                ast.Attribute(attr=path)
+                | ast.alias(name=path)
+                | ast.ImportFrom(module=str(path), level=0)
+                | ast.FunctionDef(name=path)
+            ):
+                yield from path.split(".")
+
+
+def made(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            parts, at = [node.attr], node.value
-            while isinstance(at, ast.Attribute):
-                parts, at = [at.attr, *parts], at.value
-            if node.attr in known:
-                found.add(node.attr)
-            elif (
-                isinstance(at, ast.Name)
-                and at.id in modules
-                and re.match(r"_[A-Za-z]", node.attr)
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
             ):
-                found.add(".".join(filter(None, [modules[at.id], *parts])))
-        elif isinstance(node, ast.FunctionDef) and node.name in known:
-            found.add(node.name)
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node not in docs
-            and private.search(node.value)
-        ):
-            path = node.value.removeprefix("torch.")
-            if path in OWN:
-                continue
-            if (
-                path in known
-                or re.fullmatch(r"[\w.]+", path)
-                and in_torch(path)
-            ):
-                found.add(path)
-    # torch._C of torch._C.name
-    return {a for a in found if not any(b.startswith(a + ".") for b in found)}
+                yield name
 
 
-def code_of(path: Path) -> str:
-    if path.suffix == ".py":
-        return path.read_text()
-    cells = json.loads(path.read_text())["cells"]
-    return "\n".join(
-        re.sub(r"(?m)^[%!][%\w].*$", "", "".join(c["source"]))
-        for c in cells
-        if c["cell_type"] == "code"
-    )
-
-
-def scanned(folder: str, pattern: str) -> dict[str, set[str]]:
+def private_names(texts: dict[str, str]) -> dict[str, set[str]]:
+    "Those that each uses and none of them makes, or makes for PyTorch."
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    own = {name for tree in trees.values() for name in made(tree)}
+    own = own - of_objects() | PYTHON
     found = {
-        str(p.relative_to(ROOT / folder)): private_names(code_of(p))
-        for p in sorted((ROOT / folder).rglob(pattern))
-        if "checks" not in p.parts
-        and p.name not in ("_modidx.py", "hidden.py", "test_private_names.py")
-        and ".ipynb_checkpoints" not in p.parts
+        place: {n for n in used(tree) if re.match("_[A-Za-z]", n)} - own
+        for place, tree in trees.items()
     }
-    return {name: names for name, names in found.items() if names}
+    return {place: names for place, names in found.items() if names}
 
 
 def test_the_scan_sees_private_names():
     code = """
-import torch, torch.nn.functional as F
-from torch import nn
-from torch.autograd import forward_ad as ad
-from torch.utils._device import DeviceContext
 import torch._dynamo
-(torch._C._functorch.is_batched(x), nn.modules.conv._ConvNd, ad._current_level,
- x.y._version, F._in_projection)
-getattr(m, "_forward_hooks"), "_C._is_tracing", "torch._neg_view"
-def _load_from_state_dict(self): "_buffers"
-self._mine, "_mine", x._replace()
+from torch.utils._device import DeviceContext
+(torch._C._functorch.is_batched(x), nn.modules.conv._ConvNd, x.y._version)
+getattr(m, "_forward_hooks"), "_C._is_tracing", "_v2", "a _word"
+def _load_from_state_dict(self): self._mine = self._mine, x._replace()
+self._other
 """
-    assert private_names(code) == {
-        "utils._device.DeviceContext",
-        "_dynamo",
-        "nn.modules.conv._ConvNd",
-        "autograd.forward_ad._current_level",
-        "_version",
-        "nn.functional._in_projection",
-        "_forward_hooks",
-        "_C._is_tracing",
-        "_neg_view",
-        "_load_from_state_dict",
-        "_C._functorch",
+    assert private_names({"one": code, "other": "_other = 1"}) == {
+        "one": {
+            *("_dynamo", "_device", "_C", "_functorch", "_ConvNd", "_version"),
+            *("_forward_hooks", "_is_tracing", "_load_from_state_dict"),
+        }
     }
 
 
@@ -203,63 +118,15 @@ def test_private_names_of_the_library():
 
     A new name is to be public, or to be bound by `guards.bound`.
     """
-    assert scanned("normalnorm", "*.py") == LIBRARY
-
-
-def test_private_names_of_tools_tests_and_chapters():
-    """They are run with the pinned PyTorch; what makes modes, fake tensors and
-    broken tensors, and looks into compilation, has no public name.
-    """
-    assert scanned("tools", "*.py") == {
-        "hostile/__init__.py": {"_dynamo"},
-        "hostile/situations.py": {
-            "_make_wrapper_subclass",
-            "utils._python_dispatch.BaseTorchDispatchMode",
-            "_subclasses.fake_tensor.FakeTensor",
-            "_subclasses.fake_tensor.FakeTensorMode",
-            "_to_functional_tensor",
-            "_parameters",
-            "utils._pytree.tree_map",
-            "_buffers",
-            "_neg_view",
-        },
-        "kernels.py": {"_dynamo", "_inductor.compile_fx"},
+    folder = ROOT / "normalnorm"
+    texts = {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*.py")
+        if "checks" not in path.parts and path.name != "_modidx.py"
     }
-    assert scanned("tests", "*.py") == {
-        "analysis/test_analysis.py": {"_forward_hooks"},
-        "layers/test_conversion.py": {"_metadata", "_register_state_dict_hook"},
-        "layers/test_engines.py": {"_dynamo", "_subclasses.FakeTensorMode"},
-        "layers/test_gpu.py": {"utils._python_dispatch.TorchDispatchMode"},
-        "layers/test_hostile.py": {"_subclasses.fake_tensor.FakeTensorMode"},
-        "layers/test_layers.py": {"_dynamo.testing", "_inductor.config"},
-        "layers/test_native.py": {"_C", "_cdata", "_neg_view"},
-        "analysis/test_left_alone.py": {"_forward_hooks"},
-        "layers/test_sync.py": {"_dynamo"},
-        "layers/test_traced.py": {"_buffers"},
+    assert private_names(texts) == {
+        f"layers/{name}": names for name, names in LIBRARY.items()
     }
-    assert not scanned("benchmarks", "*.py")
-    chapters = scanned("nbs", "*.ipynb")
-    for name, own in {
-        "220_theory.newton.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
-        "228_layers.noise.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
-        "420_layers.proxy_conversion.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"
-        },
-        "282_layers.engines.native.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode",
-            "utils._pytree.tree_leaves",
-        },
-        "270_layers.conversion.ipynb": {"_forward_hooks"},
-        "430_layers.prelayer.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"
-        },
-        "460_analysis.hessian.ipynb": {"_weight_norm"},
-    }.items():
-        assert own <= chapters[name]
-        chapters[name] -= own
-    assert sorted(map(sorted, filter(None, chapters.values()))) == sorted(
-        map(sorted, LIBRARY.values())
-    )
 
 
 # ---- without them -----------------------------------------------------------

@@ -73,9 +73,6 @@ CASES = {
         dict(gaussianizer="Identity"),
         IMAGE,
     ),
-    "GaussianizedBatchNorm": ((5,), dict(eps=1e-3, noise=0.3), CHANNELS),
-    "GaussianizedBatchNorm-chain": ((5, "Chain"), {}, CHANNELS),
-    "GaussianizedLayerNorm": ((7, "Tail"), dict(noise=0.3), (2, 3, 7)),
     "FoldedNormality": (("lmbda", "weight", "bias"), {}, IMAGE),
     "BMLVNorm": ((5,), dict(eps=1e-3, noise=0.3), IMAGE),
     "BMLVNorm-power": ((5,), dict(gaussianizer="Power"), CHANNELS),
@@ -119,12 +116,6 @@ CASES |= {
     for row in families.rows()
     if (name := row.layer.__name__) not in CASES and name[0] != "_"
 }
-# classes that were part of the package once, whose states others load now: the
-# second argument was the gaussianizer
-GONE = {
-    "GaussianizedBatchNorm": "BatchNormalNorm1d",
-    "GaussianizedLayerNorm": "LayerNormalNorm",
-}
 
 
 def exported() -> dict[str, type]:
@@ -144,9 +135,8 @@ def exported() -> dict[str, type]:
 
 
 def made(name: str, arguments: tuple, options: dict) -> nn.Module:
-    """A new layer of the class `name`, or of what took its place; a name among
-    the arguments, or as `gaussianizer`, is that of a gaussianizer, or of a
-    tensor of 5.
+    """A new layer of the class `name`; a name among the arguments, or as
+    `gaussianizer`, is that of a gaussianizer, or of a tensor of 5.
     """
     known = {"Power": Power, "Identity": Identity, "Tail": Tail, "Chain": Chain}
     known |= dict.fromkeys(("lmbda", "weight", "bias"), lambda: torch.ones(5))
@@ -154,12 +144,6 @@ def made(name: str, arguments: tuple, options: dict) -> nn.Module:
     options = {
         k: known[v]() if k == "gaussianizer" else v for k, v in options.items()
     }
-    if name in GONE:
-        name, options = (
-            GONE[name],
-            options | dict(zip(["gaussianizer"], arguments[1:])),
-        )
-        del arguments[1:]
     if name == "StandardizedWeight":  # a part of another layer
         return weight_standardization(nn.Linear(5, 3), **options)
     if name == "NormalityWeight":
