@@ -185,15 +185,8 @@ def test_both_ways_of_finding_neighbours_agree(n, p, q, variant, k, seed):
     )
 
 
-def test_information_beyond_correlation():
-    x, z = torch.randn(2, 10, 1000, dtype=torch.float64)
-    assert abs(excess_mutual_information(x, 2 * x + z).mean().item()) < 0.03
-    assert (
-        excess_mutual_information(
-            x, x * (torch.rand_like(x) < 0.5).double().mul(2).sub(1)
-        ).min()
-        > 1
-    )
+def test_beyond_a_correlation_of_one_there_is_no_information():
+    x = torch.randn(10, 1000, dtype=torch.float64)
     assert excess_mutual_information(x, 3 - x).isnan().all()
 
 

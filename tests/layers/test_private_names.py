@@ -236,9 +236,6 @@ def test_private_names_of_tools_tests_and_chapters():
     for name, own in {
         "220_theory.newton.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
         "228_layers.noise.ipynb": {"utils._python_dispatch.TorchDispatchMode"},
-        "420_layers.proxy_conversion.ipynb": {
-            "utils._python_dispatch.TorchDispatchMode"
-        },
         "282_layers.engines.native.ipynb": {
             "utils._python_dispatch.TorchDispatchMode",
             "utils._pytree.tree_leaves",
