@@ -42,20 +42,15 @@ INSTRUMENTS = {
 }
 
 
-def test_pre_affine_of_trained_layers_is_noise_free_and_repeatable():
+def test_pre_affine_has_every_normalizer():
+    "What it leaves of the model: test_left_alone.py."
     model = models.SmallViT(
         width=12, depth=2, heads=3, hidden=7, norm=LayerNormalNorm
     )
     x = torch.randn(3, 1, 28, 28)
-    first, second = pre_affine(model, x), pre_affine(model, x)
-    assert list(first) == list(normalizers(model)) and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
-    assert all(v.shape == (3 * 49, 12) for v in first.values())
-    assert (
-        not any(m._forward_hooks for m in model.modules())
-        and model.blocks[0].norm1.noise == 1.0
-    )
+    found = pre_affine(model, x)
+    assert list(found) == list(normalizers(model))
+    assert all(v.shape == (3 * 49, 12) for v in found.values())
     with pytest.raises(ValueError, match="no batch or layer normalizer"):
         pre_affine(nn.Linear(3, 3), torch.zeros(2, 3))
 

@@ -220,7 +220,6 @@ def test_private_names_of_tools_tests_and_chapters():
         "kernels.py": {"_dynamo", "_inductor.compile_fx"},
     }
     assert scanned("tests", "*.py") == {
-        "analysis/test_analysis.py": {"_forward_hooks"},
         "layers/test_conversion.py": {"_metadata", "_register_state_dict_hook"},
         "layers/test_engines.py": {"_dynamo", "_subclasses.FakeTensorMode"},
         "layers/test_gpu.py": {"utils._python_dispatch.TorchDispatchMode"},
