@@ -97,15 +97,20 @@ def test_qq_r2_has_the_bits_of_the_committed_rows():
         )
 
 
+def memory_of(call):
+    "What it returns, and the megabytes by which the most in use grew."
+    most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = most()
+    return call(), most() - before
+
+
 def test_what_is_kept_beside_a_large_layer_is_small():
     x = torch.randn(2000, 8192)  # 62 MB
     qq_r2(x[:40])
     for instrument in INSTRUMENTS:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        instrument(x[:400] if instrument is not qq_r2 else x)
-        assert (
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        ) / 1024 < 45, instrument.__name__
+        part = x[:400] if instrument is not qq_r2 else x
+        _, grown = memory_of(lambda: instrument(part))
+        assert grown < 45, instrument.__name__
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
