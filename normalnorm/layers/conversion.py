@@ -501,7 +501,7 @@ def _complete(module: Any) -> None:
     if found.offset:
         module.weight_offset = found.offset
     for name in ("weight", "bias"):
-        if name not in module._parameters:
+        if not hasattr(module, name):
             module.register_parameter(name, None)
     module.elementwise_affine = module.weight is not None
 

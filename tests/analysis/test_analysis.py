@@ -2,11 +2,9 @@
 
 import math
 import resource
-import warnings
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from torch import nn
 
@@ -44,20 +42,15 @@ INSTRUMENTS = {
 }
 
 
-def test_pre_affine_of_trained_layers_is_noise_free_and_repeatable():
+def test_pre_affine_has_every_normalizer():
+    "What it leaves of the model: test_left_alone.py."
     model = models.SmallViT(
         width=12, depth=2, heads=3, hidden=7, norm=LayerNormalNorm
     )
     x = torch.randn(3, 1, 28, 28)
-    first, second = pre_affine(model, x), pre_affine(model, x)
-    assert list(first) == list(normalizers(model)) and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
-    assert all(v.shape == (3 * 49, 12) for v in first.values())
-    assert (
-        not any(m._forward_hooks for m in model.modules())
-        and model.blocks[0].norm1.noise == 1.0
-    )
+    found = pre_affine(model, x)
+    assert list(found) == list(normalizers(model))
+    assert all(v.shape == (3 * 49, 12) for v in found.values())
     with pytest.raises(ValueError, match="no batch or layer normalizer"):
         pre_affine(nn.Linear(3, 3), torch.zeros(2, 3))
 
@@ -69,16 +62,6 @@ def test_pre_affine_survives_layers_without_affine_map():
     )
     found = pre_affine(model, torch.randn(9, 4))
     assert found["0"].shape == (4, 9) and found["1"].shape == (9, 4)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-)
-def test_qq_r2_of_any_precision(dtype):
-    x = torch.randn(5, 301, dtype=torch.float64).exp().to(dtype)
-    expected = qq_r2(x.double())
-    assert qq_r2(x).dtype == torch.promote_types(dtype, torch.float32)
-    torch.testing.assert_close(qq_r2(x).double(), expected, rtol=1e-5, atol=0)
 
 
 # ---- one sample at a time ----
@@ -114,15 +97,20 @@ def test_qq_r2_has_the_bits_of_the_committed_rows():
         )
 
 
+def memory_of(call):
+    "What it returns, and the megabytes by which the most in use grew."
+    most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = most()
+    return call(), most() - before
+
+
 def test_what_is_kept_beside_a_large_layer_is_small():
     x = torch.randn(2000, 8192)  # 62 MB
     qq_r2(x[:40])
     for instrument in INSTRUMENTS:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        instrument(x[:400] if instrument is not qq_r2 else x)
-        assert (
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        ) / 1024 < 45, instrument.__name__
+        part = x[:400] if instrument is not qq_r2 else x
+        _, grown = memory_of(lambda: instrument(part))
+        assert grown < 45, instrument.__name__
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
@@ -183,8 +171,12 @@ def test_shape_layout_scale_and_inputs(instrument):
         for v in values(instrument(x.clone().requires_grad_(), 1))
     )
     half = x.to(torch.bfloat16)
+    coarse = values(instrument(half, 1))[0]
+    assert coarse.dtype == (
+        torch.float32 if instrument is qq_r2 else torch.float64
+    )
     torch.testing.assert_close(
-        values(instrument(half, 1))[0].double(),
+        coarse.double(),
         values(instrument(half.double(), 1))[0],
         rtol=1e-5,
         atol=1e-6,
@@ -227,55 +219,6 @@ def test_samples_are_sorted_and_span_the_range():
 
 
 # ---- tests of normality ----
-
-
-@pytest.mark.parametrize(
-    "n", [3, 4, 5, 6, 7, 11, 12, 19, 20, 97, 5000, 5001, 40_000]
-)
-def test_tests_equal_scipy(n):
-    generator = np.random.default_rng(n)
-    x = np.stack(
-        [
-            generator.normal(size=n),
-            generator.random(n),
-            generator.exponential(size=n) * 1e-5 + 3,
-            generator.standard_cauchy(n),
-            generator.integers(0, 3, n) + 0.5 * (np.arange(n) == 0),
-        ]
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy's on more than 5000 values
-        expected = [scipy.stats.shapiro(v) for v in x]
-    found = shapiro_wilk(torch.tensor(x))
-    # older ones compute W in single precision
-    single = tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 13)
-    np.testing.assert_allclose(
-        found.statistic,
-        [e.statistic for e in expected],
-        rtol=0,
-        atol=3e-4 if single else 2e-8,
-    )
-    assert (
-        found.p.isnan().all()
-        if n > 5000
-        else np.allclose(
-            found.p,
-            [e.pvalue for e in expected],
-            rtol=1e-2 if single else 1e-4,
-            atol=1e-3 if single else 1e-6,
-        )
-    )
-    if n >= 20:
-        expected = scipy.stats.normaltest(x, axis=1)
-        np.testing.assert_allclose(
-            dagostino(torch.tensor(x)).statistic, expected.statistic, rtol=1e-8
-        )
-        np.testing.assert_allclose(
-            dagostino(torch.tensor(x)).p,
-            expected.pvalue,
-            rtol=1e-6,
-            atol=1e-300,
-        )
 
 
 def test_anderson_far_from_normal():

@@ -1,54 +1,24 @@
-"""The proof that the curvature is bounded below: a second interval arithmetic,
-mutants, random laws.
+"""The proof that the curvature is bounded below: what must not verify, beyond
+the chapter.
 """
-
-import pytest
 
 from normalnorm.theory.curvature import (
     Interval,
     easy_curvature_bound,
-    require_positive,
     sharp_curvature_bound,
 )
+from tests.refusals import refusals
 
-
-@pytest.mark.parametrize(
-    "settings",
+test_mutants_of_the_proofs = refusals(
     [
-        dict(shift=1e-3),
-        dict(shift=1e-9),
-        dict(spend=0.0),
-        dict(spend=1.01),
-        dict(spend=-0.01),
-        dict(split=0.7),
-        dict(split=0.4),
+        (sharp_curvature_bound, {"spend": 1.01}, "at most one ω"),
+        (sharp_curvature_bound, {"spend": -0.01}, "at most one ω"),
+        (easy_curvature_bound, {"t": (45, 100)}, "not positive"),
+        (easy_curvature_bound, {"c": (60, 100)}, "not positive"),
     ],
+    lambda prove, settings: prove(**settings),
+    AssertionError,
 )
-def test_mutants_of_the_sharp_proof(settings):
-    with pytest.raises(AssertionError):
-        sharp_curvature_bound(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(target=(1884, 10000)),
-        dict(target=(188, 1000)),
-        dict(t=(45, 100)),
-        dict(c=(60, 100)),
-    ],
+test_no_logarithm_of_negative_numbers = refusals(
+    [(Interval(-0.5).log1p, "nonnegative")]
 )
-def test_mutants_of_the_easy_proof(settings):
-    with pytest.raises(AssertionError):
-        easy_curvature_bound(**settings)
-
-
-def test_sweep_reports_the_place():
-    with pytest.raises(AssertionError, match="not positive"):
-        require_positive(lambda x: x - 0.5, 0, 1)
-    assert require_positive(lambda x: x.square() + 0.1, -1, 1) >= 1024
-
-
-def test_interval_log1p_refuses_negative_numbers():
-    with pytest.raises(ValueError, match="nonnegative"):
-        Interval(-0.5).log1p()

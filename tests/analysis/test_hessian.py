@@ -192,77 +192,76 @@ def test_progress_by_lines():
         assert bar.total == bar.n == 10
 
 
-@pytest.mark.parametrize(
-    "case, error, says",
-    [
-        (lambda loss, p: (loss, []), ValueError, "no parameters are given"),
-        (
-            lambda loss, p: (loss, [p[0], p[1].requires_grad_(False)]),
-            ValueError,
-            r"parameter 1 of shape \(7,\) is frozen",
-        ),
-        (
-            lambda loss, p: (loss, [*p, nn.Parameter(torch.ones(2))]),
-            ValueError,
-            r"not depend on parameter 4 of shape \(2,\)",
-        ),
-        (
-            lambda loss, p: (lambda: loss(reduction="none"), p),
-            ValueError,
-            r"the loss is a tensor of shape \(24,\)",
-        ),
-        (
-            lambda loss, p: (lambda: loss().item(), p),
-            ValueError,
-            "the loss is float",
-        ),
-        (
-            lambda loss, p: (lambda: loss().detach(), p),
-            ValueError,
-            "does not depend on any parameter",
-        ),
-        (
-            lambda loss, p: (lambda: loss() * math.nan, p),
-            ValueError,
-            "the loss is nan",
-        ),
-        (
-            lambda loss, p: (loss, [torch.ones(2, dtype=torch.int64)]),
-            TypeError,
-            "int64",
-        ),
-        (
-            lambda loss, p: (loss().detach(), p),
-            TypeError,
-            "loss is of type Tensor",
-        ),
-        (
-            lambda loss, p: (loss, [nn.Parameter(torch.ones(0))]),
-            ValueError,
-            "no elements",
-        ),
-        (
-            lambda loss, p: (
-                lambda: ((p[0] - p[0].detach()) ** 1.5).sum(),
-                p[:1],
-            ),
-            ValueError,
-            "no second derivative here",
-        ),
-    ],
-)
-def test_what_has_no_hessian(case, error, says):
+def along_ones(loss, parameters):
+    n = sum(p.numel() for p in parameters)
+    return hessian_vector_product(loss, parameters, torch.ones(n))
+
+
+def asked(ask, case):
     model, x, y = network(nn.Identity, torch.float32)
-    loss, parameters = case(
-        lambda **how: nn.functional.cross_entropy(model(x), y, **how),
-        list(model.parameters()),
+    return ask(
+        *case(
+            lambda **how: nn.functional.cross_entropy(model(x), y, **how),
+            list(model.parameters()),
+        )
     )
-    for ask in (hessian_extremes, hessian_density):
-        with pytest.raises(error, match=says):
-            ask(loss, parameters)
-    with pytest.raises(error, match=says):
-        n = sum(p.numel() for p in parameters)
-        hessian_vector_product(loss, parameters, torch.ones(n))
+
+
+test_what_has_no_hessian = refusals(
+    [
+        (ask, *case)
+        for ask in (hessian_extremes, hessian_density, along_ones)
+        for case in (
+            (lambda loss, p: (loss, []), "no parameters are given"),
+            (
+                lambda loss, p: (loss, [p[0], p[1].requires_grad_(False)]),
+                r"parameter 1 of shape \(7,\) is frozen",
+            ),
+            (
+                lambda loss, p: (loss, [*p, nn.Parameter(torch.ones(2))]),
+                r"not depend on parameter 4 of shape \(2,\)",
+            ),
+            (
+                lambda loss, p: (lambda: loss(reduction="none"), p),
+                r"the loss is a tensor of shape \(24,\)",
+            ),
+            (
+                lambda loss, p: (lambda: loss().item(), p),
+                "the loss is float",
+            ),
+            (
+                lambda loss, p: (lambda: loss().detach(), p),
+                "does not depend on any parameter",
+            ),
+            (
+                lambda loss, p: (lambda: loss() * math.nan, p),
+                "the loss is nan",
+            ),
+            (
+                lambda loss, p: (loss, [torch.ones(2, dtype=torch.int64)]),
+                TypeError,
+                "int64",
+            ),
+            (
+                lambda loss, p: (loss().detach(), p),
+                TypeError,
+                "loss is of type Tensor",
+            ),
+            (
+                lambda loss, p: (loss, [nn.Parameter(torch.ones(0))]),
+                "no elements",
+            ),
+            (
+                lambda loss, p: (
+                    lambda: ((p[0] - p[0].detach()) ** 1.5).sum(),
+                    p[:1],
+                ),
+                "no second derivative here",
+            ),
+        )
+    ],
+    asked,
+)
 
 
 test_unusable_requests = refusals(
@@ -300,30 +299,29 @@ test_unusable_requests = refusals(
 )
 
 
-@pytest.mark.parametrize(
-    "through, batches, error, says",
+def of_batches(through, batches):
+    model, x, _ = network()
+    loss = lambda batch: through(model, batch).square().mean()
+    return hessian_extremes(loss, model.parameters(), batches=batches([x]))
+
+
+test_batches_that_cannot_be_used = refusals(
     [
         (lambda m, b: m(b), iter, TypeError, "empty after one product"),
-        (lambda m, b: m(b), lambda of: [], ValueError, "batches is empty"),
+        (lambda m, b: m(b), lambda of: [], "batches is empty"),
         (
             lambda m, b: nn.functional.dropout(m(b)),
             list,
-            ValueError,
             "must meet the same function",
         ),
         (
             lambda m, b: m[-1](b[:, [0, 1, 2, 3, 4, 0, 1]]),
             list,
-            ValueError,
             "does not depend on parameter 0",
         ),
     ],
+    of_batches,
 )
-def test_batches_that_cannot_be_used(through, batches, error, says):
-    model, x, _ = network()
-    loss = lambda batch: through(model, batch).square().mean()
-    with pytest.raises(error, match=says):
-        hessian_extremes(loss, model.parameters(), batches=batches([x]))
 
 
 class Skewed(torch.autograd.Function):

@@ -14,21 +14,14 @@ from normalnorm.analysis.propagation import (
     layer_correlations,
     places_of,
 )
-from normalnorm.layers.normality import BatchNormalNorm1d, LayerNormalNorm
+from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.regnorm import RegNormLinear
+from tests.analysis.test_gradients import network as shorter
 from tests.refusals import refusals
 
 
 def network():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 9),
-        BatchNormalNorm1d(9),
-        nn.Dropout(0.5),
-        nn.ReLU(),
-        nn.Linear(9, 4),
-        LayerNormalNorm(4),
-    )
+    return nn.Sequential(*shorter(), LayerNormalNorm(4))
 
 
 def test_correlation_is_that_of_numpy():

@@ -742,61 +742,48 @@ def _tuned(grid):
     return known_recipe(run, scales=scales, grid=grid)
 
 
-@pytest.mark.parametrize(
-    "ask, words",
+test_what_is_unknown_or_makes_no_experiment_is_refused = refusals(
     [
         (
-            lambda out: results.run_recipe("first-experimnt", out=out),
+            lambda: results.run_recipe("first-experimnt"),
             "^no recipe is called 'first-experimnt': did you mean "
             "first-experiment.$",
         ),
         (
-            lambda out: results.run_recipe("first-experiment", "smok", out=out),
+            lambda: results.run_recipe("first-experiment", "smok"),
             "did you mean smoke",
         ),
         (
-            lambda out: results.run_recipe(
-                "first-experiment", arms=["ResNet BNM"], out=out
-            ),
+            lambda: results.run_recipe("first-experiment", arms=["ResNet BNM"]),
             "did you mean.*ResNet BNN",
         ),
-        (lambda out: tables.report("experiment", out), "first-experiment"),
+        (lambda: tables.report("experiment"), "first-experiment"),
         (
-            lambda out: tables.compare(
-                "first-experiment/ResNet BNM",
-                "first-experiment/ResNet BN",
-                out=out,
+            lambda: tables.compare(
+                "first-experiment/ResNet BNM", "first-experiment/ResNet BN"
             ),
             "did you mean ResNet BN, ResNet BNN.*two folders",
         ),
         (
-            lambda out: known_recipe(compare=(("a", "c"),)),
+            lambda: known_recipe(compare=(("a", "c"),)),
             "`compare` names the arm 'c', which no scale has: known are a, b",
         ),
         (
-            lambda out: results.run_recipe("first-experiment", seeds=0),
+            lambda: results.run_recipe("first-experiment", seeds=0),
             "at least one run",
         ),
         *(
-            (lambda out, grid=grid: _tuned(grid), "same grid, or none")
+            (lambda grid=grid: _tuned(grid), "same grid, or none")
             for grid in (
                 {"a": {"x": (1, 2)}},
                 {"a": {"x": (1, 2)}, "b": {"x": (1, 2, 3)}},
                 {"a": {"x": (1,)}, "b": {"y": (1,)}},
             )
         ),
-        (
-            lambda out: _tuned({"c": {"x": (1,)}}),
-            "`grid` names the arm 'c'",
-        ),
+        (lambda: _tuned({"c": {"x": (1,)}}), "`grid` names the arm 'c'"),
     ],
+    error=(UnknownName, ValueError),
 )
-def test_what_is_unknown_or_makes_no_experiment_is_refused(
-    ask, words, tmp_path
-):
-    with pytest.raises((UnknownName, ValueError)) as error:
-        ask(tmp_path)
-    assert re.search(words, str(error.value))
 
 
 # ---- grids ----

@@ -180,23 +180,14 @@ test_what_is_wrong_is_said = refusals(
         ),
         ((0.1, lambda y: y.sum(), "layer"), {}, "element by element"),
         ((0.1, lambda y: 1 / y, "layer"), {}, "must be finite"),
-    ],
-    lambda arguments, keywords: correlation_map(*arguments, **keywords),
-)
-
-
-test_what_has_no_map_is_said = refusals(
-    [
         (
             (torch.ones(3, 3), "relu", "batch"),
             {},
-            ValueError,
             "samples .* equal",
         ),
         (
             (torch.ones(4, 4), "relu", "lmbv"),
             {},
-            ValueError,
             "samples .* equal",
         ),
         ((torch.tensor(0), "relu", "layer"), {}, TypeError, "torch.int64"),
@@ -209,11 +200,10 @@ test_what_has_no_map_is_said = refusals(
             "gamma_std=a is",
         ),
         ((0.1, "relu", "group"), {"group": "a"}, TypeError, "group=a is a str"),
-        ((0.1, torch.log, "layer"), {}, ValueError, "must be finite"),
+        ((0.1, torch.log, "layer"), {}, "must be finite"),
         (
             (0.1, lambda y: y.sort().values, "layer"),
             {},
-            ValueError,
             "element by",
         ),
     ],
@@ -296,8 +286,7 @@ def test_a_leaky_relu_of_any_slope_is_known():
 # ---- the field --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "call, says",
+test_the_field_says_what_is_wrong = refusals(
     [
         (lambda k: fields.next_field(k, 2, "layr"), "did you mean layer"),
         (lambda k: fields.next_field(k, 2, "layer", "gelu"), "both sides of 0"),
@@ -310,14 +299,10 @@ def test_a_leaky_relu_of_any_slope_is_known():
         (lambda k: fields.convolved(k, (2, 1, 1, 3), 2), "odd kernel"),
         (lambda k: fields.convolved(k, (2, 1, 1, 5)), "each position"),
         (lambda k: fields.power_shares(k, 4), "equally many"),
-        (lambda k: fields.image_field(k), "(N, C, H, W)"),
+        (fields.image_field, r"\(N, C, H, W\)"),
     ],
+    lambda call: call(torch.eye(6, dtype=torch.float64)),
 )
-def test_the_field_says_what_is_wrong(call, says):
-    import re
-
-    with pytest.raises(ValueError, match=re.escape(says)):
-        call(torch.eye(6, dtype=torch.float64))
 
 
 def test_correlations_may_be_off_by_a_rounding():

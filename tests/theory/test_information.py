@@ -558,20 +558,6 @@ def test_gaussian_information():
     )
 
 
-@pytest.mark.parametrize("rho", [0.5, -0.35])
-def test_the_least_dependent_law_has_its_marginals_and_correlation(rho):
-    x, p = np.array([-1.0, 0, 2]), np.array([0.5, 0.3, 0.2])
-    y, q = np.array([0.0, 1, 5]), np.array([0.2, 0.7, 0.1])
-    table = independence.least_dependent(x, p, y, q, rho)
-    assert table.sum(1) == pytest.approx(p, abs=1e-8)
-    assert table.sum(0) == pytest.approx(q, abs=1e-8)
-    u, v = (
-        (a - w @ a) / math.sqrt(w @ a**2 - (w @ a) ** 2)
-        for a, w in ((x, p), (y, q))
-    )
-    assert u @ table @ v == pytest.approx(rho, abs=1e-8)
-
-
 def test_negentropy():
     assert independence.negentropy(points([0, 1], [0.5, 0.5])).value == math.inf
     for law in (uniform(3.0, 7.0), exponential(), bimodal(0.9), student(5)):

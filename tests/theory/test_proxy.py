@@ -17,7 +17,6 @@ from normalnorm.layers.proxy import (
     ACTIVATIONS,
     by_nodes,
     by_pieces,
-    piecewise_linear,
     proxy_statistics,
     quantile_nodes,
 )
@@ -67,7 +66,9 @@ def derivatives(function, leaves, upstream):
     )
 
 
-def close_to_float64(name, samples=200):
+@pytest.mark.parametrize("samples", [1, 2, 200, 333, 3000])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_kernel_is_the_definition(name, samples):
     leaves = parameters()
     upstream = torch.randn(2, 240, generator=torch.Generator().manual_seed(6))
     (mean, var), gradients = derivatives(
@@ -103,12 +104,6 @@ def close_to_float64(name, samples=200):
             (g - e).abs()
             <= 40 * ROUNDING * (1 + size * (1 + size.clamp(max=30)))
         ).all()
-
-
-@pytest.mark.parametrize("samples", [1, 2, 200, 333, 3000])
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_kernel_is_the_definition(name, samples):
-    close_to_float64(name, samples)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -199,27 +194,6 @@ def test_values_that_are_not_finite():
             == var.isfinite().tolist()
             == [True, False, False, False, True]
         ), name
-
-
-def test_closed_form_in_the_tails():
-    """Against 60 digits: neither a large mean nor a small probability costs
-    digits; float32 to its last two.
-    """
-    import mpmath as mp
-
-    mp.mp.dps = 60
-    for x in (-12.0, -5.0, -1.0, 0.0, 0.3, 5.0, 1e3, 1e7):
-        Phi, phi = mp.erfc(-mp.mpf(x) / mp.sqrt(2)) / 2, mp.npdf(x)
-        mean = x * Phi + phi
-        exact = mean, (x * mp.mpf(x) + 1) * Phi + x * phi - mean**2
-        for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 1e-11)):
-            for found, e in zip(
-                piecewise_linear(
-                    torch.tensor(x, dtype=dtype), torch.tensor(1.0, dtype=dtype)
-                ),
-                exact,
-            ):
-                assert abs(float(found.item() / e) - 1) < tolerance, (x, dtype)
 
 
 def test_derivatives_of_the_definition():
@@ -327,21 +301,6 @@ def test_compiled(samples):
         function(weight, bias),
         rtol=1e-4,
         atol=1e-5,
-    )
-
-
-def test_the_default_is_exact_or_of_1000_quantiles():
-    "A name, whatever bends; a function, which might bend anywhere."
-    leaves = parameters(48, torch.float64)
-    for name in ACTIVATIONS:
-        exact = proxy_statistics(*leaves, name, samples=None)
-        assert all(map(torch.equal, proxy_statistics(*leaves, name), exact))
-    assert all(
-        map(
-            torch.equal,
-            proxy_statistics(*leaves, F.hardswish),
-            proxy_statistics(*leaves, F.hardswish, samples=1000),
-        )
     )
 
 
@@ -500,7 +459,6 @@ test_errors = refusals(
         ({"bias": None}, TypeError, "bias is None"),
         ({"activation": "rellu"}, ValueError, "relu"),
         ({"samples": 0}, ValueError, "samples=0"),
-        ({"samples": 2.5}, ValueError, "samples=2.5"),
         (
             {"activation": lambda y: y.sum(-1)},
             ValueError,
