@@ -44,8 +44,8 @@ class Reference(nn.Module):
                 name,
                 None if value is None else nn.Parameter(value.detach().clone()),
             )
-        for name, value in layer.named_buffers():
-            self.register_buffer(name, value.clone())
+        for name, value in layer._buffers.items():
+            self.register_buffer(name, None if value is None else value.clone())
 
     def wide(self, value: Tensor, x: Tensor) -> Tensor:
         return value.reshape([-1 if d == self.at else 1 for d in range(x.ndim)])
@@ -87,16 +87,25 @@ class Reference(nn.Module):
 
     def check(self, x: Tensor) -> None:
         "As strict as PyTorch's layers are."
-        state = [t for t in (*self.parameters(), *self.buffers()) if t.ndim]
+        named = {
+            name: t
+            for name, t in (*self.named_parameters(), *self.named_buffers())
+            if t.ndim
+        }
+        state = named.values()
         if type(self.eps) is not self.of_eps or type(self.momentum) not in (
             float,
             type(None),
         ):
             raise TypeError("ε or momentum is no number")
-        if x.ndim != self.ndim or any(
-            t.shape != x.shape[self.at : self.at + 1] for t in state
-        ):
-            raise ValueError("sizes that do not fit")
+        if x.ndim != self.ndim:
+            raise ValueError(f"{x.ndim} axes, expected {self.ndim}")
+        for name, t in named.items():
+            if t.shape != x.shape[self.at : self.at + 1]:
+                raise ValueError(
+                    f"{name} has the shape {tuple(t.shape)}, expected one "
+                    "number a channel, or ()"
+                )
         if not all(
             t.is_floating_point() and t.dtype in (x.dtype, torch.float32)
             for t in (x, *state)
@@ -107,8 +116,9 @@ class Reference(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
-        if self.training and hasattr(self, "num_batches_tracked"):
-            self.num_batches_tracked += 1
+        counted = getattr(self, "num_batches_tracked", None)
+        if self.training and counted is not None:
+            counted += 1
         return self.computed(x)
 
     def computed(self, x: Tensor) -> Tensor:

@@ -391,6 +391,12 @@ def register(
         layer=layer, names=tuple(names.split()), plain=plain, **cells
     )
     _check(row)
+    if row.unit is None and plain is not None:
+        raise ValueError(
+            f"the row of {layer.__name__} has unit=None, no statistics, and "
+            f"plain={plain!r}, which normalizes: a plain twin is what the "
+            "layer is without transform and noise, so leave it out"
+        )
     if row.unit is None:  # each element for itself
         row = row._replace(unit=row.axes.split(" | ")[0], centre="")
     _ROWS[layer], key = row, layer.__qualname__

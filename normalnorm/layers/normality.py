@@ -44,7 +44,7 @@ from normalnorm.layers.functional import (
     layer_normalized,
 )
 from .backends import average_names
-from ..theory.gradient import Gaussianizer, Identity, Power
+from ..theory.gradient import Gaussianizer, Power
 from ..theory.newton import Over, number
 
 
@@ -124,17 +124,6 @@ class _NormalNorm(Leaf):
     def _present(self) -> Rule:
         "That of the next call: no noise in evaluation."
         return self._rule if self.training else self._rule_without_noise
-
-    def __setstate__(self, state: dict) -> None:
-        names = ("eps", "noise", "alpha", "steps", "safeguard", "noise_kind")
-        if "_rule" not in state and "eps" in state:  # of an older pickle
-            state = dict(state)
-            rule = Rule.of(*(state.pop(name) for name in names))
-            averages = state["_buffers"]
-            if "running_mean" in averages and "running_lambda" not in averages:
-                rule = rule._replace(gaussianizer=Identity())
-            self._adopt(rule)
-        super().__setstate__(state)
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias, from where they usually are: a module looks for them

@@ -330,6 +330,11 @@ GOOD = dict(axes="B C L", unit="B C")
             r"beyond=\['running_lambda'\], but a new layer has \[\]",
         ),
         (
+            Bare,
+            dict(axes="B C", unit=None, plain=nn.LayerNorm),
+            "unit=None, no statistics, and plain=.*leave it out",
+        ),
+        (
             Stuck,
             dict(axes="B C", unit="C"),
             "no reset_running_stats.*give it one",

@@ -4,7 +4,6 @@ checkpoints of PyTorch's layers.
 """
 
 import copy
-import gzip
 import pickle
 from pathlib import Path
 
@@ -57,57 +56,6 @@ def test_a_saved_state_loads_and_computes_the_same(file):
     for other in copies:
         assert str(other) == str(layer)
         assert torch.equal(record.evaluated(other, found["input"]), out)
-
-
-# ---- whole modules ----------------------------------------------------------
-
-# Pickled before a layer kept its settings as one rule: each with an input, its
-# outputs in evaluation and, after torch.manual_seed(1), in training, its text.
-PICKLED = (
-    "batch1",
-    "batch2",
-    "bare",
-    "instance",
-    "layer",
-    "layer2",
-    "group",
-    "sync",
-    "plain",
-    "syncplain",
-    "decorrelated",
-    "converted",
-)
-
-
-def pickled() -> dict[str, dict]:
-    file = Path(__file__).parents[1] / "state" / "modules.pickle.gz"
-    return pickle.loads(gzip.decompress(file.read_bytes()))
-
-
-@pytest.mark.parametrize("name", PICKLED)
-def test_an_old_pickle_of_a_module_computes_the_same(name):
-    """Settings, text, results in both modes; and it can be copied, changed and
-    pickled again. In training from the averages and with the random numbers
-    that it had.
-    """
-    found = pickled()[name]
-    layer, x = found["module"], found["input"]
-    close = dict(rtol=1e-4, atol=1e-5)
-    torch.manual_seed(1)
-    torch.testing.assert_close(
-        copy.deepcopy(layer).train()(x), found["training"], **close
-    )
-    for one in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert repr(one) == found["text"] and not one.training
-        torch.testing.assert_close(one(x), found["evaluation"], **close)
-        assert list(one.state_dict()) == list(layer.state_dict())
-        one.load_state_dict(layer.state_dict())
-    for one in layer.modules():
-        if hasattr(one, "noise"):
-            assert not {"eps", "noise", "alpha", "steps"} & set(vars(one))
-            one.noise, one.eps = 0.25, 0.5
-            assert (one.noise, one.eps) == (0.25, 0.5)
-    assert not torch.allclose(layer(x), found["evaluation"], atol=1e-3)
 
 
 # ---- PyTorch's checkpoints --------------------------------------------------
