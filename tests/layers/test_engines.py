@@ -2,6 +2,7 @@
 what it covers, and second derivatives are the definition's.
 """
 
+import ast
 import json
 from pathlib import Path
 
@@ -321,6 +322,39 @@ def test_a_layer_is_compiled_before_any_other_call():
         found = torch.compile(layer, fullgraph=True, backend="eager")(u)
         torch.testing.assert_close(found, layer(u))
     """)
+
+
+FUNCTIONS = {  # of autograd in the layer room, each with its reason
+    "core.py": {
+        "_Normalized",  # the operation
+        "_NormalizedBothModes",  # torch.compile refuses its jvp
+    },
+    "guards.py": {"_Old"},  # asks whether torch.func is active
+    "backends.py": {
+        "_ByEngine",  # torch.func's form costs too much
+        "Twice",
+    },  # tries that out
+    # of generated code, which holds the operators that they call
+    "engines/operators.py": {"_Normalize", "_Evaluate"},
+    "sync.py": {"_Exchange"},  # refuses to be differentiated
+    "sync_decorrelated.py": {"_Whitened"},
+}  # whitening of all processes
+
+
+def test_one_autograd_function_for_the_operation_and_one_for_engines():
+    found = {}
+    room = ROOT / "normalnorm" / "layers"
+    for path in room.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                name in ast.unparse(base)
+                for base in node.bases
+                for name in ("Function", "_Normalized")
+            ):
+                found.setdefault(str(path.relative_to(room)), set()).add(
+                    node.name
+                )
+    assert found == FUNCTIONS
 
 
 @pytest.mark.skipif(TORCH >= (2, 13), reason="its compiler reads the layers")

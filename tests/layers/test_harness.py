@@ -798,6 +798,45 @@ def test_half_precision_is_the_rounded_float32_result(trial, dtype):
             assert torch.equal(module(u.float()), wide)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(LAYERS)),
+    st.sampled_from((torch.float16, torch.bfloat16)),
+    st.data(),
+)
+def test_half_precision_of_drawn_values(name, dtype, data):
+    """Finite for finite input, up to the largest number of float16; the rounded
+    float32 result, to the last bit.
+    """
+    trial = LAYERS[name]
+    top = 65504.0 if dtype == torch.float16 else 1e18
+    pool = data.draw(
+        st.lists(
+            st.one_of(
+                st.floats(-1, 1, width=16).map(lambda x: x * top),
+                st.sampled_from([top, -top, 0.0, 6e-8, 1.0]),
+            ),
+            min_size=5,
+            max_size=5,
+        )
+    )
+    order = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
+        0, 5, math.prod(trial.shape)
+    )
+    u = (
+        torch.tensor(pool)[order]
+        .reshape(trial.shape)
+        .to(dtype)
+        .requires_grad_()
+    )
+    module = trial.ours(noise=0.0)
+    out = module(u)
+    assert out.isfinite().all() and torch.equal(
+        out, trial.ours(noise=0.0)(u.float()).to(dtype)
+    )
+    assert torch.autograd.grad(out.sum(), u)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @every_layer
 def test_large_values_are_right_or_nan_never_zero(trial, dtype):

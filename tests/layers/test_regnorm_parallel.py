@@ -1,7 +1,16 @@
-"""RegNorm's penalty under DistributedDataParallel (two gloo processes): what
-they find is the mean over the two halves, which is what accumulation finds.
+"""RegNorm's penalty under DistributedDataParallel (two gloo processes) and with
+accumulated gradients, against one process with the whole batch.
+
+Exact: what two processes find is the mean over the two halves, which is what
+accumulation finds. Only in the mean over all ways to halve the batch: the
+gradient of the whole batch, for distinct pairs; for all pairs it times
+(1 − K/B)/(1 − 1/B).
 """
 
+from functools import partial
+from itertools import combinations
+
+import pytest
 import torch
 from torch import nn
 
@@ -12,12 +21,18 @@ from normalnorm.layers.regnorm import (
 )
 from tests.layers.steps import together
 
-HALVES = [0, 3, 4], [1, 2, 5]
+B, K = 6, 2
+HALVES = [
+    (list(half), [i for i in range(B) if i not in half])
+    for half in combinations(range(B), B // K)
+]
+FACTOR = (1 - K / B) / (1 - 1 / B)
 
 
 def network(distinct):
+    "Two RegNorm layers; ε = 0, so that the power of a sample is constant."
     torch.manual_seed(0)
-    made = {"distinct": distinct, "dtype": torch.float64}
+    made = {"distinct": distinct, "eps": 0.0, "dtype": torch.float64}
     return nn.Sequential(
         PreRegNormConv2d(2, 3, 2, **made),
         nn.Tanh(),
@@ -28,28 +43,90 @@ def network(distinct):
     )
 
 
-def gradients(model, *parts):
-    "Of one forward pass for each part of the batch, divided by their number."
+def batch():
     g = torch.Generator().manual_seed(1)
-    batch = torch.randn(6, 2, 3, 3, generator=g, dtype=torch.float64) + 0.5
+    return torch.randn(B, 2, 3, 3, generator=g, dtype=torch.float64) + 0.5
+
+
+def loss(model, x, penalty=regnorm_penalty, data=True):
+    "Of one forward pass, with the penalty; without the data's part if asked."
+    out = model(x).square().mean()
+    return data * out + 0.3 * penalty(model)
+
+
+def gradients(model):
+    "All of them as one vector, which are zero afterwards."
+    found = torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+            for p in model.parameters()
+        ]
+    )
+    model.zero_grad()
+    return found
+
+
+def whole(distinct, data=True):
+    model = network(distinct)
+    loss(model, batch(), data=data).backward()
+    return gradients(model)
+
+
+def accumulated(distinct, parts, share=1 / K, **options):
+    model = network(distinct)
     for part in parts:
-        loss = model(batch[part]).square().mean() + 0.3 * regnorm_penalty(model)
-        (loss / len(parts)).backward()
-    return [p.grad for p in model.parameters()]
+        (share * loss(model, batch()[part], **options)).backward()
+    return gradients(model)
 
 
 def replicated(rank):
-    "One process of two: the gradients of either kind."
-    wrap = nn.parallel.DistributedDataParallel
-    return [
-        gradients(wrap(network(distinct)), HALVES[rank])
-        for distinct in (False, True)
-    ]
+    "One process of two: the gradients of each halving, of either kind."
+    found = {}
+    for distinct in (False, True):
+        model = nn.parallel.DistributedDataParallel(network(distinct))
+        found[distinct] = []
+        for halves in HALVES:
+            loss(model, batch()[halves[rank]]).backward()
+            found[distinct].append(gradients(model))
+    return found
 
 
-def test_processes_find_the_mean_over_their_parts():
-    expected = [
-        gradients(network(distinct), *HALVES) for distinct in (False, True)
-    ]
-    for found in together(2, replicated):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+@pytest.fixture(scope="module")
+def found():
+    return together(K, replicated)
+
+
+same = partial(torch.allclose, rtol=1e-9, atol=1e-12)
+KINDS = pytest.mark.parametrize("distinct", [False, True])
+
+
+@KINDS
+def test_processes_find_the_mean_over_their_parts(found, distinct):
+    "To rounding, for each halving; so does accumulation, and both processes."
+    for first, second, halves in zip(
+        found[0][distinct], found[1][distinct], HALVES, strict=True
+    ):
+        assert torch.equal(first, second)
+        assert same(first, accumulated(distinct, halves))
+        # a sum in place of the mean is seen
+        assert not same(first, accumulated(distinct, halves, share=1.0))
+
+
+@KINDS
+def test_in_the_mean_over_halvings_it_is_the_whole_batch(found, distinct):
+    """Distinct pairs: its gradient. All pairs: the data's gradient whole, and
+    the penalty's weaker by a known factor.
+    """
+    mean = torch.stack(found[0][distinct]).mean(0)
+    both, alone = whole(distinct), whole(distinct, data=False)
+    wanted = both if distinct else both - (1 - FACTOR) * alone
+    assert same(mean, wanted)
+    # no single halving has it, and the other kind's answer is told apart
+    assert not any(same(one, wanted) for one in found[0][distinct])
+    assert not same(mean, both - (1 - FACTOR) * alone if distinct else both)
+
+
+def test_both_kinds_ask_for_the_same_direction():
+    "Of one batch they differ by a factor and a constant."
+    every, distinct = (whole(kind, data=False) for kind in (False, True))
+    assert same(distinct * (1 - 1 / B), every)
