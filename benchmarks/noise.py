@@ -9,7 +9,6 @@ altogether bounds what any replacement could save.
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import torch
 from benchmarks import files, sets
 from benchmarks.measure import BUSY, ENGINES, ratios, step
 from normalnorm.layers.engines import compiler, native
+from tools.files import save
 
 OUT = files.ROOT / "results" / "noise-cost.json"
 KERNEL = Path(compiler.__file__).with_name("native.cpp")
@@ -118,7 +118,7 @@ def main() -> None:
         }
         print(json.dumps(made | took | {"rows": found}))
         return
-    record = []
+    runs = []
     for name in sets.here():
         folder = files.ROOT / "_build" / "benchmarks"
         done = subprocess.run(
@@ -130,17 +130,17 @@ def main() -> None:
             text=True,
             check=True,
         )
-        record.append(json.loads(done.stdout.splitlines()[-1]))
-        for row in record[-1]["rows"]:
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+        for row in runs[-1]["rows"]:
             print(
                 f"{name}, {row['layer']}: {row['work']} takes {row['p50']:.3f} "
                 f"[{row['low']:.3f}, {row['high']:.3f}] of the time",
                 flush=True,
             )
     if not given.quick:
-        fresh = OUT.with_suffix(".new")
-        fresh.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(fresh, OUT)
+        kept = ("processor", "family", "model", "torch", "commit", "date")
+        about = {key: runs[0][key] for key in kept}
+        save(OUT, {"environment": about, "runs": runs})
 
 
 if __name__ == "__main__":

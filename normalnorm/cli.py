@@ -374,7 +374,7 @@ def _of_transformers(transformers: Any) -> dict[str, Callable]:
 
 def _convert(args: argparse.Namespace) -> int:
     "Print what `to_normality` makes of an architecture, without its weights."
-    from normalnorm.layers.conversion import to_normality
+    from normalnorm import to_normality
 
     known: dict[str, Callable] = {}
     there = []

@@ -2,7 +2,10 @@
 """Make the image data that normalnorm ships: a subset of Fashion-MNIST, and
 scikit-learn's digits.
 
-    python -m tools.make_fashion_subset
+    python tools/make_fashion_subset.py both files, into
+    normalnorm/experiments/data_files/ python tools/make_fashion_subset.py
+    --only fashion one of them ("fashion" or "digits") python
+    tools/make_fashion_subset.py --out DIR elsewhere
 
 Fashion-MNIST comes from Debian's package (apt-get install
 dataset-fashion-mnist), digits from an installed scikit-learn.
@@ -12,8 +15,10 @@ this Python was built with). Prints the SHA-256 that normalnorm.experiments.data
 records.
 """
 
+import argparse
 import hashlib
 import io
+import sys
 import zipfile
 from pathlib import Path
 
@@ -75,25 +80,36 @@ def archive(arrays: dict[str, np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def note(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8)
-
-
-def fashion() -> bytes:
+def fashion(source: Path = SOURCE) -> bytes:
     "The subset of Fashion-MNIST: 5000 training and 5000 test images."
-    files = {
-        f"{split}_{what}s": SOURCE / f"{prefix}-{what}s-idx{axes}-ubyte.gz"
-        for split, prefix in (("train", "train"), ("test", "t10k"))
-        for what, axes in (("image", 3), ("label", 1))
-    }
-    arrays = {name: read_idx(path)[:5000] for name, path in files.items()}
-    return archive(arrays | {"note": note(FASHION_NOTE)})
+    if not (source / "train-images-idx3-ubyte.gz").exists():
+        raise SystemExit(
+            f"no Fashion-MNIST in {source}: apt-get install "
+            "dataset-fashion-mnist, or give its folder with "
+            "--source"
+        )
+    arrays = {}
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        index = np.arange(5000)
+        arrays[f"{split}_images"] = read_idx(
+            source / f"{prefix}-images-idx3-ubyte.gz"
+        )[index]
+        arrays[f"{split}_labels"] = read_idx(
+            source / f"{prefix}-labels-idx1-ubyte.gz"
+        )[index]
+    return archive(
+        arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)}
+    )
 
 
 def digits() -> bytes:
     "scikit-learn's digits: 1797 images of 8 × 8 pixels."
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise SystemExit(
+            "digits come from scikit-learn: pip install scikit-learn"
+        ) from None
     data = load_digits()
     images, labels = data.images.astype(np.uint8), data.target.astype(np.uint8)
     assert (images == data.images).all() and images.max() == 16
@@ -103,21 +119,53 @@ def digits() -> bytes:
             "train_labels": labels[:1497],
             "test_images": images[1497:],
             "test_labels": labels[1497:],
-            "note": note(DIGITS_NOTE),
+            "note": np.frombuffer(DIGITS_NOTE.encode(), np.uint8),
         }
     )
 
 
-def write(name: str, content: bytes) -> None:
-    "Into the package's data; prints the hash that the package records."
-    path = OUT / name
-    path.write_bytes(content)
-    print(
-        f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
-        f"{hashlib.sha256(content).hexdigest()}"
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        help="folder to write to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        default=SOURCE,
+        help="folder of the Fashion-MNIST files (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only", choices=("fashion", "digits"), help="make one file only"
+    )
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, make in (
+        ("fashion", lambda: fashion(options.source)),
+        ("digits", digits),
+    ):
+        if options.only in (None, name):
+            path = (
+                options.out
+                / {
+                    "fashion": "fashion_mnist_subset.npz",
+                    "digits": "digits.npz",
+                }[name]
+            )
+            content = make()
+            path.write_bytes(content)
+            print(
+                f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
+                f"{hashlib.sha256(content).hexdigest()}"
+            )
+    return 0
 
 
 if __name__ == "__main__":
-    write("fashion_mnist_subset.npz", fashion())
-    write("digits.npz", digits())
+    sys.exit(main())

@@ -1,7 +1,10 @@
 """Make the text that normalnorm ships: one million characters of the Python
 standard library's own sources.
 
-    python -m tools.make_stdlib_text               by CPython 3.11.7
+    python -m tools.make_stdlib_text               into the package's data
+    python -m tools.make_stdlib_text --source LIB  from the folder Lib of
+        CPython 3.11.7 (default: this Python's, if it is that version)
+    python -m tools.make_stdlib_text --out DIR     elsewhere
 
 Which files: modules of the library proper (no tests, no tables, no third-party
 packages), pure ASCII without control characters other than the line feed, 5 to
@@ -15,6 +18,7 @@ The same sources give the same bytes. Prints the SHA-256 that
 normalnorm.experiments.text records.
 """
 
+import argparse
 import hashlib
 import re
 import sys
@@ -23,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.make_fashion_subset import archive, note, write
+from tools.make_fashion_subset import OUT, archive
 
 VERSION, LENGTH = "3.11.7", 1_000_000
 SKIPPED = (
@@ -101,16 +105,53 @@ def text(source: Path) -> bytes:
         if length >= LENGTH:
             break
     else:
-        raise SystemExit(f"{source} holds only {length} characters")
+        raise SystemExit(
+            f"{source} holds {length} characters of suitable "
+            f"sources, {LENGTH} are needed: is it the folder Lib "
+            f"of CPython {VERSION}?"
+        )
+    note = NOTE.format(version=VERSION, files=", ".join(files))
     return archive(
         {
             "text": np.frombuffer(b"".join(pieces)[:LENGTH], np.uint8),
-            "note": note(NOTE.format(version=VERSION, files=", ".join(files))),
+            "note": np.frombuffer(note.encode(), np.uint8),
         }
     )
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--source", type=Path, help=f"the folder Lib of CPython {VERSION}"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        help="folder to write to (default: %(default)s)",
+    )
+    options = parser.parse_args(argv)
+    if options.source is None:
+        if sys.version.split()[0] != VERSION:
+            raise SystemExit(
+                f"this is Python {sys.version.split()[0]}, and "
+                f"the text is of {VERSION}: give that version's "
+                "folder Lib with --source"
+            )
+        options.source = Path(sysconfig.get_path("stdlib"))
+    content = text(options.source)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "stdlib.npz"
+    path.write_bytes(content)
+    print(
+        f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
+        f"{hashlib.sha256(content).hexdigest()}"
+    )
+    return 0
+
+
 if __name__ == "__main__":
-    if sys.version.split()[0] != VERSION:
-        sys.exit(f"the text is of Python {VERSION}, this is {sys.version}")
-    write("stdlib.npz", text(Path(sysconfig.get_path("stdlib"))))
+    sys.exit(main())
