@@ -256,8 +256,7 @@ class RootMeanSquareNorm(_NormalNorm):
     dtype, of float32 for half precision), with `noise`, `noise_kind`,
     `gaussianizer` as for `LayerNormalNorm`, but none by default;
     `weight_offset` (0.0): γ is the weight plus this, 1 in the language model
-    Gemma. Parameters
-    of a transform are estimated on the centred values.
+    Gemma. Parameters of a transform are estimated on the centred values.
 
     Checkpoints of `torch.nn.RMSNorm` load and are written. Raises `ValueError`
     where the input does not end in `normalized_shape`, `TypeError` for integer

@@ -218,7 +218,7 @@ def as_elsewhere(
     if not isinstance(made, nn.Module):
         raise RuntimeError(
             f"{function} is not as it was in the releases that were tried: "
-            "call normalnorm.convert_sync(model) in its place, which works"
+            "call normalnorm.layers.sync.convert_sync(model) in its place"
         )
     convert_sync(layer, seen.get("process_group"))
     made.__class__, made.__dict__ = type(layer), layer.__dict__
