@@ -382,10 +382,19 @@ def _convert(args: argparse.Namespace) -> int:
         ("timm", _of_timm),
         ("transformers", _of_transformers),
     ):
-        with contextlib.suppress(ModuleNotFoundError):
+        try:
             known |= listed(importlib.import_module(library))
-            there.append(library)
-    if args.architecture not in known:
+        except ModuleNotFoundError:
+            continue
+        except RuntimeError as error:  # beside another PyTorch than its own
+            raise ValueError(
+                f"{library} is installed, but cannot be used with this "
+                f"PyTorch: {_one_line(error)}"
+            ) from error
+        there.append(library)
+        if args.architecture in known:
+            break
+    else:
         raise ValueError(
             f"the architecture {args.architecture!r} is not known to "
             f"{' and '.join(there)}: {near(args.architecture, known)}"

@@ -23,6 +23,7 @@ __all__ = [
 import copy
 import fnmatch
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -441,17 +442,7 @@ class _Recognized(NamedTuple):
     offset: float
 
 
-def _root_mean_square(u, shape, weight, bias, eps):
-    # a bias would be lost
-    if bias is not None:
-        return torch.full_like(u, torch.nan)
-    return nn.functional.rms_norm(u, shape, weight, eps)
-
-
-_OVER_LAST: tuple[tuple[type, Callable, tuple[float, ...]], ...] = (
-    (nn.RMSNorm, _root_mean_square, (0.0, 1.0)),
-    (nn.LayerNorm, nn.functional.layer_norm, (0.0,)),
-)
+_OVER_LAST = (nn.RMSNorm, 0.0), (nn.RMSNorm, 1.0), (nn.LayerNorm, 0.0)
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 
 
@@ -483,14 +474,18 @@ def _recognized(module: nn.Module) -> _Recognized | None:
     except Exception:  # what cannot be copied or called cannot be tried
         return None
     weight, bias = (getattr(model, name, None) for name in ("weight", "bias"))
-    for plain, function, offsets in _OVER_LAST:
-        for offset in offsets if weight is not None else (0.0,):
-            factor = None if weight is None else weight + offset
-            for eps in (*(vars(module).get(n) for n in _EPSILONS), 1e-5, 1e-6):
-                if isinstance(eps, float):
-                    found = function(u, shape, factor, bias, eps)
-                    if torch.allclose(found, expected, rtol=1e-4, atol=0.0):
-                        return _Recognized(plain, shape, eps, offset)
+    named = [vars(module).get(name) for name in _EPSILONS]
+    known = [eps for eps in (*named, 1e-5, 1e-6) if isinstance(eps, float)]
+    for (plain, offset), eps in itertools.product(_OVER_LAST, known):
+        factor = None if weight is None else weight + offset
+        if plain is nn.LayerNorm:
+            found = nn.functional.layer_norm(u, shape, factor, bias, eps)
+        elif bias is None:  # which a root-mean-square layer would lose
+            found = nn.functional.rms_norm(u, shape, factor, eps)
+        else:
+            continue
+        if torch.allclose(found, expected, rtol=1e-4, atol=0.0):
+            return _Recognized(plain, shape, eps, offset)
     return None
 
 

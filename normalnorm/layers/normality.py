@@ -402,11 +402,12 @@ class _BatchNormalNorm(_BatchLayer):
             return _BatchNormalNorm.forward(self, input.to_dense()).to_mkldnn()
         *running, batches = self._running()
         tracked = self.training and self.track_running_stats
+        without = running[0] is None  # torch.func takes PyTorch's away alone
         return batch_normalized(
             input,
-            tuple(running),
+            (None,) * len(running) if without else tuple(running),
             *self._affine(),
-            self.training or running[0] is None,
+            self.training or without,
             self.momentum if self.track_running_stats else 0.0,
             self._present(),
             batches if tracked else None,

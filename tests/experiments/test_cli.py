@@ -455,3 +455,12 @@ def test_an_unknown_architecture_and_no_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     status, _, err = printed("convert", "resnet18")
     assert status == 2 and "neither is installed here: pip install" in err
+
+
+def test_a_library_that_does_not_fit_is_said(monkeypatch):
+    def broken(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(cli.importlib, "import_module", broken)
+    status, _, err = printed("convert", "resnet18")
+    assert status == 2 and "timm is installed, but cannot be used with" in err

@@ -57,6 +57,17 @@ def test_pytorch_makes_new_averages(name):
     assert not same(averages(model), before)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_torch_func_takes_the_averages_away(training):
+    "λ too: several batches at once are as one after the other."
+    model, u = network().train(training), torch.randn(3, 8, 3, 6, 6).exp()
+    model[1].noise = 0.0
+    torch.func.replace_all_batch_norm_modules_(model)
+    found = torch.func.vmap(model)(u)
+    for batch, out in zip(u, found, strict=True):
+        torch.testing.assert_close(out, model(batch))
+
+
 def by_pytorch(model):
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
