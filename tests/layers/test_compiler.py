@@ -443,10 +443,13 @@ def test_killed_at_any_moment(place, monkeypatch):
     for number in range(16):
         for path in kernels(place):
             path.unlink()
-        child = forked(seven, place)
-        time.sleep(whole * (number + 0.5) / 15)
+        child, wait = forked(seven, place), whole * (number + 0.5) / 15
+        time.sleep(wait)
         os.kill(child, signal.SIGKILL)
-        died += ended(child) == -signal.SIGKILL
+        if ended(child) == -signal.SIGKILL:
+            died += 1
+        else:  # a quieter moment than the first one: it takes less than that
+            whole = wait
         for path in kernels(place):
             assert compiler._digest(path) == path.stem[-32:]
         assert ended(forked(seven, place)) == 0
