@@ -14,7 +14,7 @@ from ._registered import LAYERS
 # What is public, by the module of normalnorm.layers that has it: layers because
 # they are registered, and what is none.
 _MODULES = {
-    "conversion": "to_normality to_plain",
+    "conversion": "load_converted to_normality to_plain",
     "prelayer": "PreLayerNormConv1d PreLayerNormConv2d PreLayerNormConv3d "
     "PreLayerNormLinear",
     "proxy_norm": "ProxyNorm",

@@ -2,6 +2,7 @@
 __version__: str
 from normalnorm.layers.conversion import (
     LayerNormalNorm2d,
+    load_converted,
     to_normality,
     to_plain,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",
+    "load_converted",
     "to_normality",
     "to_plain",
     "PreLayerNormConv1d",

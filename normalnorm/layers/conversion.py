@@ -17,17 +17,20 @@ __all__ = [
     "to_normality",
     "to_plain",
     "plain_state_dict",
+    "load_converted",
 ]
 
 # %% ../../nbs/270_layers.conversion.ipynb #6ea8dde7
 import copy
 import fnmatch
+import importlib
 import inspect
 import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +58,7 @@ from normalnorm.layers.normality import (
     GroupNormalNorm,
     LayerNormalNorm,
     _NormalNorm,
+    saved_rule,
 )
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
@@ -388,7 +392,9 @@ def _tried(module: nn.Module, base: type) -> type | None:
                 * 2
                 + 1
             )
-            return [type(layer).forward(layer, u), *layer.state_dict().values()]
+            return {"": type(layer).forward(layer, u)} | dict(
+                layer.named_buffers()
+            )
         except Exception:
             return None
 
@@ -398,7 +404,7 @@ def _tried(module: nn.Module, base: type) -> type | None:
             or all(
                 x.shape == y.shape
                 and torch.allclose(x, y, rtol=1e-4, atol=1e-4)
-                for x, y in zip(a, b)
+                for x, y in zip(a.values(), b.values())
             )
         )
 
@@ -419,11 +425,8 @@ def _tried(module: nn.Module, base: type) -> type | None:
             for case in cases:
                 values = outcome(twin, *case)
                 if values is not None:
-                    values = values[:1] + [
-                        v
-                        for name, v in zip(twin.state_dict(), values[1:])
-                        if name not in row.beyond
-                    ]
+                    for name in row.beyond:
+                        values.pop(name, None)
                 found.append(values)
             if all(map(same, found, expected)):
                 return cls
@@ -465,11 +468,13 @@ def _recognized(module: nn.Module) -> _Recognized | None:
     draw = torch.Generator().manual_seed(0)
     try:
         model = copy.deepcopy(module).to_empty(device="cpu").float().eval()
+        options = dict(generator=draw, dtype=torch.float32, device="cpu")
         for value in model.parameters():
-            value.data = torch.rand(shape, generator=draw) + 0.5
-        u = torch.randn(4, 3, *shape, generator=draw) + 1
-        u *= torch.tensor([1.0, 1e-2, 1e-3, 1e-4])[:, None, None]
-        with torch.no_grad():
+            value.data = torch.rand(shape, **options) + 0.5
+        u = torch.randn(4, 3, *shape, **options) + 1
+        for small, factor in enumerate((1e-2, 1e-3, 1e-4), 1):
+            u[small] *= factor
+        with torch.no_grad(), torch.device("cpu"):
             expected = type(model).forward(model, u)
     except Exception:  # what cannot be copied or called cannot be tried
         return None
@@ -1009,6 +1014,7 @@ def to_normality(
             for name in rough
         ),
     )
+    _write_config(model)
     report = Report(report.replaced, report.left, notes)
     if return_report:
         return model, report
@@ -1103,6 +1109,7 @@ def to_plain(
     for module, cls in todo:
         _flatten(module, cls)
     _guard(model)
+    _write_config(model)
     note = (
         "the transform is dropped, and with it what the model computes in "
         "evaluation, in "
@@ -1126,7 +1133,7 @@ def to_plain(
 # %% ../../nbs/270_layers.conversion.ipynb #a35ce2f2
 def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state for plain normalizers from that of normality layers: without the
-    running λ, or whatever parameters the transform has.
+    rules, the running λ, or whatever parameters the transform has.
 
     Returns a new dictionary, name → tensor, with the same tensors in their
     shapes.
@@ -1155,11 +1162,163 @@ def plain_state_dict(state: dict[str, Tensor]) -> dict[str, Tensor]:
             last in beyond or last.startswith("running_") and last not in plain
         )
 
-    ours = set(filter(of_a_transform, state))
     kept: Any = type(state)(
-        (name, value) for name, value in state.items() if name not in ours
+        (name, value)
+        for name, value in state.items()
+        if saved_rule(value) is None and not of_a_transform(name)
     )
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:
         kept._metadata = metadata
     return kept
+
+
+# %% ../../nbs/270_layers.conversion.ipynb #27000011
+_SAID = "normality"  # the entry of a configuration: name of a layer → its rule
+
+
+def _write_config(model: nn.Module) -> None:
+    """The rules of a model's normality layers go into its configuration, if it
+    has one that is saved with it; a copy, since others may hold the same.
+    """
+    shared = getattr(model, "config", None)
+    rules = {
+        names[0]: str(module._told())
+        for names, module in _walk(model)
+        if isinstance(module, _NormalNorm)
+    }
+    if hasattr(shared, "save_pretrained") and rules != getattr(
+        shared, _SAID, {}
+    ):
+        config = copy.deepcopy(shared)
+        setattr(config, _SAID, rules)
+        for module in model.modules():
+            if getattr(module, "config", None) is shared:
+                module.config = config
+
+
+def _restore(
+    model: nn.Module, rules: dict[str, Rule], strict: bool
+) -> nn.Module:
+    """Give the layers of these names their rules; the plain ones are converted.
+    Without `strict` a layer may be missing.
+    """
+    known, todo = dict(model.named_modules(remove_duplicate=False)), []
+    for name, rule in rules.items():
+        if name not in known:
+            if not strict:
+                continue
+            raise ValueError(
+                f"a normality layer {name!r} was saved, and the model has no "
+                f"module of that name: {near(name, known)}"
+            )
+        module = known[name]
+        cls, reason = _decide(module)
+        if isinstance(module, _NormalNorm) and (
+            module.gaussianizer.names == rule.gaussianizer.names
+        ):
+            cls = type(module)
+        if cls is None:
+            raise ValueError(
+                f"a layer {name!r} of {rule} was saved, and that of the model "
+                f"is a {_called(module)}: {reason or 'no normalizer'}"
+            )
+        todo.append((module, cls, rule))
+    for module, cls, rule in todo:
+        if cls is not type(module):
+            _gaussianize(module, cls, rule)
+        module._adopt(rule)
+    _guard(model)
+    _write_config(model)
+    return model
+
+
+def _from_pretrained(cls: Any, folder: str | Path, options: dict) -> nn.Module:
+    transformers = importlib.import_module("transformers")
+    config = options.pop("config", None)
+    config = config or transformers.AutoConfig.from_pretrained(folder)
+    said = getattr(config, _SAID, None)
+    if not said:
+        raise ValueError(
+            f"the configuration in {folder} names no normality layers, which "
+            "to_normality writes into that of the model that it is given: was "
+            "it given a part of it?"
+        )
+    if not issubclass(cls, nn.Module):  # which class it is says the model
+        with torch.device("meta"):
+            cls = type(cls.from_config(config))
+
+    class Converted(cls):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            prefix = self.base_model_prefix + "."
+            names = {
+                name.removeprefix(prefix): name
+                for name, _ in self.named_modules(remove_duplicate=False)
+            }
+            rules = {
+                names.get(name.removeprefix(prefix), name): Rule.parse(rule)
+                for name, rule in said.items()
+            }
+            # what transformers does not load it reports
+            _restore(self, rules, strict=False)
+
+    Converted.__name__, Converted.__module__ = cls.__name__, cls.__module__
+    model = Converted.from_pretrained(folder, config=config, **options)
+    model.__class__ = cls
+    return model
+
+
+def load_converted(
+    model: Any, source: Any, *, strict: bool = True, **options
+) -> nn.Module:
+    """A model as it was when it was saved, after `to_normality`: the layers
+    that were converted are converted, with the ε, transform and noise that they
+    had, and the state is loaded.
+
+    - `model`: a plain model of the same architecture, which is changed and
+      returned (optimizers and hooks stay as in `to_normality`); or a class of
+      transformers with `from_pretrained`, of which one is made;
+    - `source`: the state, a file of `torch.save` or safetensors that has it, or
+      the folder of `save_pretrained` for a class;
+    - `strict`: as for `load_state_dict`, and whether each layer must be there;
+      `options`: for `from_pretrained`.
+
+    Raises `ValueError` where no normality layer was saved, where a layer that
+    was saved is not in the model or is no normalizer, and where a gaussianizer
+    is of a class that has not been imported; then the model is as it was.
+
+    Example:
+
+        >>> saved = to_normality(nn.Sequential(nn.LayerNorm(4)), alpha=0.5)
+        >>> model = nn.Sequential(nn.LayerNorm(4))
+        >>> load_converted(model, saved.state_dict())[0].alpha
+        0.5
+    """
+    if isinstance(model, type):
+        return _from_pretrained(model, source, options)
+    if options:
+        raise TypeError(
+            f"{', '.join(options)}: options are for the from_pretrained of a "
+            "class, and a model was given"
+        )
+    model = _prepared(model, inplace=True)
+    if isinstance(source, (str, Path)):
+        if Path(source).suffix == ".safetensors":
+            source = importlib.import_module("safetensors.torch").load_file(
+                source
+            )
+        else:
+            source = torch.load(source, map_location="cpu", weights_only=True)
+    found = {name: saved_rule(value) for name, value in source.items()}
+    rules = {
+        name.rpartition("_extra_state")[0].removesuffix("."): rule
+        for name, rule in found.items()
+        if rule is not None
+    }
+    if not rules:
+        raise ValueError(
+            "the state has no normality layer in it: use load_state_dict"
+        )
+    _restore(model, rules, strict).load_state_dict(source, strict=strict)
+    return model

@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 # %% ../../nbs/230_layers.core.ipynb #16b39ede
+import ast
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +156,43 @@ class Rule(NamedTuple):
                 "not be negative (torch's default is 1e-5)"
             )
         check_noise(rule.noise, rule.noise_kind)
+        return rule
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """The rule that prints as `text`: so saved models keep it.
+
+        `ValueError` for another text, and for a gaussianizer that no imported
+        module defines.
+
+        Example:
+
+            >>> rule = Rule(noise=0.4, gaussianizer=Power(alpha=0.5))
+            >>> Rule.parse(str(rule)) == rule
+            True
+        """
+
+        def below(kind: type) -> Iterator[type]:
+            yield kind
+            for more in kind.__subclasses__():
+                yield from below(more)
+
+        known = {kind.__name__: kind for kind in (cls, *below(Gaussianizer))}
+
+        def value(node: ast.expr) -> Any:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                named = {pair.arg: value(pair.value) for pair in node.keywords}
+                return known[node.func.id](*map(value, node.args), **named)
+            return ast.literal_eval(node)
+
+        try:
+            rule = value(ast.parse(text, mode="eval").body)
+            assert isinstance(rule, cls)
+        except (AssertionError, KeyError, SyntaxError, TypeError, ValueError):
+            raise ValueError(
+                f"{text!r} is not a rule of {', '.join(known)}: where its "
+                "gaussianizer is from another module, import that first"
+            ) from None
         return rule
 
     def without_noise(self) -> "Rule":

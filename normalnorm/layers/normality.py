@@ -7,6 +7,7 @@ the place of PyTorch's: bookkeeping on top of one function.
 
 # %% auto #0
 __all__ = [
+    "saved_rule",
     "BatchNormalNorm1d",
     "BatchNormalNorm2d",
     "BatchNormalNorm3d",
@@ -21,7 +22,9 @@ __all__ = [
 import dataclasses
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +81,28 @@ def _setting(name: str) -> property:
     )
 
 
+def saved_rule(state: Any) -> Rule | None:
+    """The rule in the extra state of a layer; None for somebody else's, or
+    one without values.
+
+    Raises `ValueError` where the gaussianizer is of a class that no imported
+    module defines.
+
+    Example:
+
+        >>> saved_rule(LayerNormalNorm(4, noise=0.5).get_extra_state()).noise
+        0.5
+    """
+    if (
+        not isinstance(state, Tensor)
+        or state.dtype != torch.uint8
+        or state.is_meta
+    ):
+        return None
+    text = bytes(state.tolist()).decode().rstrip()
+    return Rule.parse(text) if text.startswith("Rule(") else None
+
+
 class _NormalNorm(Leaf):
     "Rule, affine parameters and description of all normality layers."
 
@@ -111,6 +136,43 @@ class _NormalNorm(Leaf):
                 if wanted
                 else None,
             )
+
+    def get_extra_state(self) -> Tensor:
+        """The rule as text, in bytes: all formats of checkpoints keep those,
+        and no change of dtype rounds them. Filled up, so that all have a size.
+        """
+        text = str(self._told()).encode().ljust(256)
+        return torch.tensor(list(text), dtype=torch.uint8, device="cpu")
+
+    def _told(self) -> Rule:
+        "With the ε that the layer was given, which may be the dtype's."
+        return self._rule._replace(eps=self.eps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """The layer keeps its rule; a warning, where that of the state computes
+        something else in evaluation.
+        """
+        try:
+            saved: Any = saved_rule(state)
+            if saved is None:  # has no values, or is somebody else's
+                return
+            own = self._told()
+            noise = dict(noise=own.noise, noise_kind=own.noise_kind)
+            if saved._replace(**noise).reduced() == own.reduced():
+                return
+        except ValueError as error:
+            saved = error
+        warnings.warn(
+            f"a {type(self).__name__} keeps its rule, {self._told()}, and the "
+            f"state that it loads was saved with another one: {saved}. "
+            "load_converted(model, state) restores the rules of a state",
+            stacklevel=2,
+        )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        # the state of a plain normalizer has no rule
+        state_dict.setdefault(prefix + "_extra_state", self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _check_axes(self, input: Tensor) -> None:
         if not isinstance(input, Tensor) or input.is_nested:
@@ -631,9 +693,9 @@ class LayerNormalNorm(_NormalNorm):
     λ is computed from each sample, in evaluation too.
 
     The output has the shape and dtype of the input. Checkpoints of
-    `torch.nn.LayerNorm` load and are written. Raises `ValueError` where the
-    input does not end in `normalized_shape`, `TypeError` for integer or complex
-    input. Source: Eftekhari & Papyan (2025), Algorithm 1.
+    `torch.nn.LayerNorm` load. Raises `ValueError` where the input does not end
+    in `normalized_shape`, `TypeError` for integer or complex input. Source:
+    Eftekhari & Papyan (2025), Algorithm 1.
 
     Example:
 
@@ -697,10 +759,10 @@ class GroupNormalNorm(_NormalNorm):
     Arguments as for `torch.nn.GroupNorm` (`num_groups`, `num_channels`, `eps`,
     `affine`; `bias`, whether there is a β), and `noise` (0.4), `noise_kind`,
     `alpha`, `steps`, `safeguard`, `gaussianizer` as for `BatchNormalNorm1d`.
-    Checkpoints of `torch.nn.GroupNorm` load and are written. Raises
-    `ValueError` where the channels do not divide into the groups, for wrong
-    shapes and for one value per group. Source: Eftekhari & Papyan (2025),
-    Algorithm 1, for the units of `torch.nn.GroupNorm`.
+    Checkpoints of `torch.nn.GroupNorm` load. Raises `ValueError` where the
+    channels do not divide into the groups, for wrong shapes and for one value
+    per group. Source: Eftekhari & Papyan (2025), Algorithm 1, for the units of
+    `torch.nn.GroupNorm`.
 
     Example:
 

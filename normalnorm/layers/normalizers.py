@@ -258,9 +258,9 @@ class RootMeanSquareNorm(_NormalNorm):
     `weight_offset` (0.0): γ is the weight plus this, 1 in the language model
     Gemma. Parameters of a transform are estimated on the centred values.
 
-    Checkpoints of `torch.nn.RMSNorm` load and are written. Raises `ValueError`
-    where the input does not end in `normalized_shape`, `TypeError` for integer
-    or complex input. Source: Zhang & Sennrich (2019); @eq-rms.
+    Checkpoints of `torch.nn.RMSNorm` load. Raises `ValueError` where the input
+    does not end in `normalized_shape`, `TypeError` for integer or complex
+    input. Source: Zhang & Sennrich (2019); @eq-rms.
 
     Example:
 

@@ -483,6 +483,7 @@ def test_exports_are_the_rows():
         and not row.layer.__name__.startswith("_")
     }
     others = {
+        "load_converted",
         "to_normality",
         "to_plain",
         "set_backend",

@@ -1,0 +1,226 @@
+"""A converted model that was saved: plain → converted, converted → plain,
+converted → converted, and models of transformers in another process.
+"""
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from normalnorm import load_converted, to_normality, to_plain
+from normalnorm.layers.conversion import plain_state_dict
+from normalnorm.layers.core import Rule
+from normalnorm.theory.gaussianizers import Chain, Tail
+from normalnorm.theory.gradient import Gaussianizer, Power
+from tests.peers import installed
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, eps=1e-3),
+        nn.GroupNorm(2, 4),
+        nn.InstanceNorm2d(4),
+        nn.Flatten(),
+        nn.LayerNorm(36, elementwise_affine=False),
+        nn.RMSNorm(36),
+    )
+
+
+def converted(**settings):
+    model = to_normality(network(), **settings)
+    for _ in range(3):
+        model(torch.randn(8, 3, 5, 5).exp())
+    return model.eval()
+
+
+U = torch.randn(5, 3, 5, 5)
+SETTINGS = [
+    {},
+    dict(noise=0.3, alpha=0.5, steps=2, safeguard=True, noise_kind="unscaled"),
+    dict(gaussianizer=Chain(Power(alpha=0.3), Tail()), skip="2"),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("how", ["state", "torch", "safetensors", "half"])
+def test_what_is_rebuilt_is_what_was_saved(settings, how, tmp_path):
+    model = converted(**settings)
+    state = model.state_dict()
+    if how == "torch":
+        torch.save(state, tmp_path / "model.pt")
+        state = tmp_path / "model.pt"
+    elif how == "safetensors":
+        safetensors = pytest.importorskip("safetensors.torch")
+        state = str(tmp_path / "model.safetensors")
+        safetensors.save_file(model.state_dict(), state)
+    elif how == "half":  # no rule is rounded
+        state = model.half().state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = load_converted(network(), state)
+    assert str(again) == str(model)
+    assert torch.equal(again.eval()(U), model.float()(U))
+    other = to_normality(network(), alpha=0.1)
+    if "gaussianizer" in settings:
+        with pytest.raises(ValueError, match="a normality layer already"):
+            load_converted(other, state)
+    else:  # what is converted already takes the rules
+        assert str(load_converted(other, state)) == str(model)
+        assert torch.equal(other.eval()(U), model(U))
+
+
+def test_plain_and_converted_states():
+    plain, model = network().eval(), converted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = to_normality(network()).eval()
+        loaded.load_state_dict(plain.state_dict())
+    assert (loaded[1].running_lambda == 1).all()
+    with pytest.raises(RuntimeError, match=r'key\(s\).*"5._extra_state"'):
+        plain.load_state_dict(model.state_dict())
+    found = plain.load_state_dict(model.state_dict(), strict=False)
+    assert set(found.unexpected_keys) == {
+        "1.running_lambda",
+        *(f"{i}._extra_state" for i in (1, 2, 3, 5, 6)),
+    }
+    plain.load_state_dict(plain_state_dict(model.state_dict()))
+    assert torch.equal(
+        plain(U), to_plain(copy.deepcopy(model), return_report=True)[0](U)
+    )
+
+
+@pytest.mark.parametrize(
+    "changed, differs",
+    [
+        (dict(noise=0.0), False),
+        (dict(noise_kind="unscaled"), False),
+        (dict(safeguard=True), True),
+        (dict(alpha=0.99), True),
+        (dict(steps=2), True),
+        (dict(gaussianizer=Power()), False),
+    ],
+    ids=str,
+)
+def test_a_layer_keeps_its_rule_and_says_so(changed, differs):
+    layer = to_normality(nn.LayerNorm(4), **changed)
+    state, before = to_normality(nn.LayerNorm(4)).state_dict(), str(layer)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        layer.load_state_dict(state)
+    assert str(layer) == before
+    assert [("keeps its rule" in str(w.message)) for w in said] == [
+        True
+    ] * differs
+
+
+class Foreign(Gaussianizer):
+    "Prints as nothing that could be built again."
+
+    def reduced(self):
+        return self
+
+
+def test_what_does_not_fit():
+    state = converted().state_dict()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    before = str(model)
+    for words, wrong, given in (
+        ("no module of that name", model, state),
+        (
+            "is a Linear: no normalizer",
+            nn.Sequential(*[nn.Linear(4, 4)] * 7),
+            state,
+        ),
+        ("no normality layer in it", model, model.state_dict()),
+        ("expected a torch.nn.Module", "model", state),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            load_converted(wrong, given)
+    assert str(model) == before
+    load_converted(model, state, strict=False)
+    assert model[1].noise == 0.4 and len(model) == 2
+    with pytest.raises(TypeError, match="device_map: options are for"):
+        load_converted(network(), state, device_map="auto")
+    made = to_normality(nn.LayerNorm(4), gaussianizer=Foreign())
+    with pytest.raises(ValueError, match="Foreign.*is not a rule"):
+        load_converted(nn.LayerNorm(4), made.state_dict())
+    with pytest.warns(UserWarning, match="Foreign.*is not a rule"):
+        to_normality(nn.LayerNorm(4)).load_state_dict(made.state_dict())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rule(",
+        "Power()",
+        "Rule(open('x'))",
+        "Rule(eps=Gaussianizer)",
+        "Rule(3, d=1)",
+    ],
+)
+def test_a_text_that_is_no_rule_runs_nothing(text):
+    with pytest.raises(ValueError, match="is not a rule"):
+        Rule.parse(text)
+
+
+ANOTHER_PROCESS = """
+import sys, torch
+from tests.peers import installed
+t, normalnorm = installed("transformers"), __import__("normalnorm")
+for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = normalnorm.load_converted(getattr(t, name), folder).eval()
+    assert "Converted" not in str(type(model)), name
+    with torch.no_grad():
+        found = model(torch.arange(12).reshape(2, 6))[0]
+    kept = torch.load(folder + "/found.pt")
+    assert torch.equal(found, kept[..., :found.shape[-1]]), name
+"""
+
+
+@pytest.mark.processes
+def test_models_of_transformers(tmp_path):
+    """Saved in two files, built by its class, by an Auto class, without its
+    head, with layers left out; the configuration of another model says nothing.
+    """
+    t = installed("transformers")
+    small = dict(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+    )
+    bert = t.BertConfig(**small)
+    llama = t.LlamaConfig(**small, tie_word_embeddings=True)
+    given = []
+    for config, cls, builder, skip, size in (
+        (bert, "BertForMaskedLM", "BertForMaskedLM", "*.0.*", "20KB"),
+        (bert, "BertModel", "AutoModel", None, "1GB"),
+        (llama, "LlamaForCausalLM", "AutoModelForCausalLM", None, "1GB"),
+    ):
+        model = getattr(t, cls)(config).eval()
+        to_normality(model, skip=skip, alpha=0.7, return_report=True)
+        assert not hasattr(config, "normality")
+        folder = tmp_path / cls
+        model.save_pretrained(folder, max_shard_size=size)
+        with torch.no_grad():
+            out = model(torch.arange(12).reshape(2, 6))[0]
+        torch.save(out, folder / "found.pt")
+        given += [builder, str(folder)]
+        plain = to_plain(copy.deepcopy(model), return_report=True)[0]
+        assert model.config.normality and plain.config.normality == {}
+        plain.save_pretrained(tmp_path / "plain")
+        with pytest.raises(ValueError, match="names no normality layers"):
+            load_converted(type(plain), tmp_path / "plain")
+    subprocess.run([sys.executable, "-c", ANOTHER_PROCESS, *given], check=True)
+    # the masked language model without its head: names begin with "bert."
+    body = load_converted(t.BertModel, tmp_path / "BertForMaskedLM")
+    assert type(body.encoder.layer[1].output.LayerNorm).__name__ == (
+        "LayerNormalNorm"
+    )
+    assert type(body.encoder.layer[0].output.LayerNorm) is nn.LayerNorm
