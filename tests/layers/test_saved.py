@@ -3,19 +3,21 @@ converted → converted, and models of transformers in another process.
 """
 
 import copy
+import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 from normalnorm import load_converted, to_normality, to_plain
-from normalnorm.layers.conversion import plain_state_dict
+from normalnorm.layers.conversion import bypassed, plain_state_dict
 from normalnorm.layers.core import Rule
 from normalnorm.theory.gaussianizers import Chain, Tail
-from normalnorm.theory.gradient import Gaussianizer, Power
+from normalnorm.theory.gradient import Gaussianizer, Identity, Power
 from tests.peers import installed
 
 
@@ -118,6 +120,65 @@ def test_a_layer_keeps_its_rule_and_says_so(changed, differs):
     ] * differs
 
 
+def test_what_computes_the_same_is_no_other_rule():
+    state = to_normality(nn.LayerNorm(4), alpha=0.0).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_normality(nn.LayerNorm(4), gaussianizer=Identity()).load_state_dict(
+            state
+        )
+
+
+def test_an_encoder_calls_its_norms():
+    make = lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    state, u = to_normality(make()).state_dict(), torch.randn(2, 5, 8)
+    assert bypassed(load_converted(make(), state).eval(), u) == []
+
+
+class MakesATensor(nn.Module):
+    "A norm of a stranger, which is tried out on the CPU."
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.weight * nn.functional.rms_norm(x, (4,), eps=1e-5) + (
+            torch.zeros(())
+        )
+
+
+MakesATensor.__name__ = "ItsNorm"
+
+
+def test_built_where_there_is_no_memory():
+    state = to_normality(MakesATensor(), alpha=0.5).state_dict()
+    with torch.device("meta"):
+        model = load_converted(MakesATensor(), state)
+    assert model.weight.is_meta and model.alpha == 0.5
+
+
+@dataclass(frozen=True)
+class Longer(Tail):
+    "A gaussianizer of a user, two classes below ours."
+
+
+def test_a_gaussianizer_of_ones_own():
+    made = to_normality(nn.LayerNorm(4), gaussianizer=Longer(steps=2))
+    again = load_converted(nn.LayerNorm(4), made.state_dict())
+    assert again.gaussianizer == Longer(steps=2)
+
+
+class Anything:
+    pass
+
+
+def test_a_file_runs_nothing(tmp_path):
+    torch.save({"a": Anything()}, tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        load_converted(network(), tmp_path / "model.pt")
+
+
 class Foreign(Gaussianizer):
     "Prints as nothing that could be built again."
 
@@ -206,6 +267,10 @@ def test_models_of_transformers(tmp_path):
         model = getattr(t, cls)(config).eval()
         to_normality(model, skip=skip, alpha=0.7, return_report=True)
         assert not hasattr(config, "normality")
+        assert all(
+            getattr(part, "config", model.config) is model.config
+            for part in model.modules()
+        )
         folder = tmp_path / cls
         model.save_pretrained(folder, max_shard_size=size)
         with torch.no_grad():
