@@ -10,7 +10,9 @@ named.
 __all__ = ["to_proxy_norm"]
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0007
+import copy
 import inspect
+import itertools
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -54,22 +56,14 @@ class _Reader(fx.Tracer):
         return isinstance(m, classes()) or not any(True for _ in m.children())
 
 
-def _graph(model: nn.Module) -> fx.Graph:
-    "What flows where in the model's forward; nothing is computed."
+def _graph(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
+    "What flows where in a model's forward; nothing is computed."
     defaults = {
         name: p.default
         for name, p in inspect.signature(model.forward).parameters.items()
         if p.default is not inspect.Parameter.empty
     }
-    try:
-        return _Reader().trace(model, concrete_args=defaults)
-    except Exception as error:  # whatever the model's own code does
-        raise ValueError(
-            f"which activation follows which normalizer in "
-            f"{type(model).__name__} cannot be read: torch.fx says "
-            f"{type(error).__name__}: {error}. Convert the part of the model "
-            "that it can trace, e.g. to_proxy_norm(model.backbone)"
-        ) from error
+    return tracer.trace(model, concrete_args=defaults)
 
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0009
@@ -92,11 +86,14 @@ def _is_activation(module: nn.Module) -> bool:
         return True
     try:
         check_activation(module)
+        still = copy.deepcopy(
+            module
+        ).eval()  # what drops at random does nothing
         x = torch.linspace(-3, 3, 7)
         own = next(module.parameters(), x)
         x = x.to(own.device, own.dtype)
         with torch.no_grad():
-            return own.is_meta or not torch.equal(module(x.clone()), x)
+            return own.is_meta or not torch.equal(still(x.clone()), x)
     except Exception:  # no activation, then
         return False
 
@@ -131,19 +128,71 @@ def _function(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target)) if bends else ""
 
 
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
+
+
 class _Reading:
-    "A model's graph, its modules by name, and who follows whom."
+    """The graphs of a model, or of its largest parts that torch.fx can read;
+    its modules by name, and who follows whom.
+    """
 
     def __init__(self, model: nn.Module):
         self.modules = dict(model.named_modules())
-        self.nodes = list(_graph(model).nodes)
+        self.nodes: list[fx.Node] = []
         self.calls: dict[nn.Module, list[fx.Node]] = {}
-        for node in self.nodes:
+        self.unread: dict[nn.Module, str] = {}  # and why
+        self._of: dict[fx.Node, str] = {}  # the part that a node belongs to
+        self._read("", model)
+
+    def _read(self, name: str, part: nn.Module) -> None:
+        if isinstance(part, classes()) or not any(
+            isinstance(m, _BATCH) for m in part.modules()
+        ):
+            return
+        try:
+            nodes = _graph(part, _Reader()).nodes
+        except Exception as error:  # whatever the model's own code does
+            self.unread[part] = f"{type(error).__name__}: {error}"
+            for child, module in part.named_children():
+                self._read(_joined(name, child), module)
+            return
+        for node in nodes:
+            self._of[node] = name
+            self.nodes.append(node)
             if self.module(node) is not None:
                 self.calls.setdefault(self.module(node), []).append(node)
 
+    def called(self, node: fx.Node) -> str:
+        "The name of the module that a node calls."
+        return _joined(self._of[node], node.target)
+
     def module(self, node: fx.Node) -> nn.Module | None:
-        return self.modules[node.target] if node.op == "call_module" else None
+        called = node.op == "call_module"
+        return self.modules[self.called(node)] if called else None
+
+    def owner(self, node: fx.Node) -> str:
+        "The name of the module in whose forward a node stands."
+        stack = [p for p, _ in node.meta.get("nn_module_stack", {}).values()]
+        stack = stack[: -1 if node.op == "call_module" else None]
+        return _joined(self._of[node], next(reversed(stack), ""))
+
+    def outside(self, node: fx.Node) -> str:
+        """The part that ends with a node's result, so that what follows it is
+        not known; "" where the model ends with it, or it does not.
+        """
+        name = self._of[node]
+        ends = any(user.op == "output" for user in self.followers(node))
+        return type(self.modules[name]).__name__ if ends and name else ""
+
+    def activation(self, node: fx.Node) -> fx.Node | None:
+        "The one activation that follows a normalizer's call, if one does."
+        after = self.followers(node)
+        if len(after) != 1:
+            return None
+        module = self.module(after[0])
+        acts = _is_activation(module) if module else _function(after[0])
+        return after[0] if acts else None
 
     def followers(self, node: fx.Node) -> list[fx.Node]:
         "Who takes the result, through modules that do nothing."
@@ -202,6 +251,184 @@ class _Reading:
         return not any(isinstance(self.module(n), classes()) for n in seen)
 
 
+# %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0042
+class _Calls(fx.Tracer):
+    "The forward of one module: what it calls is not looked into."
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+class _Function(nn.Module):
+    "A function of a tensor as a module."
+
+    def __init__(self, function: Any, args: tuple, kwargs: dict):
+        super().__init__()
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.function(input, *self.args, **self.kwargs)
+
+    def extra_repr(self) -> str:
+        return self.function.__name__
+
+
+_KNOWN = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+def _as_module(node: fx.Node) -> nn.Module:
+    "An activation that is a function or a method, as a module; out of place."
+    target: Any = node.target
+    name = target if isinstance(target, str) else target.__name__
+    if isinstance(target, str) or name.endswith("_"):
+        name = name.rstrip("_")
+        target = getattr(torch, name, None) or getattr(F, name)
+    args = node.args[1:]
+    kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
+    known = _KNOWN.get(named_activation(target)[0])
+    return (
+        known()
+        if known and not (args or kwargs)
+        else (_Function(target, args, kwargs))
+    )
+
+
+def _set_apart(owner: nn.Module) -> nn.Module:
+    """A module that does what `owner` does, with a module for each activation
+    that it calls again, or that is a function behind a batch norm.
+
+    `ValueError` says why there is none.
+    """
+    try:
+        graph, asked = _Calls().trace(owner), owner.training
+        owner.training = not asked
+        try:
+            other = _Calls().trace(owner)
+        finally:
+            owner.training = asked
+    except Exception as error:
+        raise ValueError(
+            f"torch.fx cannot read {type(owner).__name__}: {error}"
+        ) from error
+    if str(graph) != str(other):
+        raise ValueError(
+            f"{type(owner).__name__} does other things in training than in "
+            "evaluation"
+        )
+
+    def source(node: fx.Node) -> nn.Module | None:
+        "Whose result a function takes, through modules that do nothing."
+        before = node.all_input_nodes[0]
+        if before.op != "call_module":
+            return None
+        module = owner.get_submodule(before.target)
+        return source(before) if isinstance(module, nn.Identity) else module
+
+    like, seen, usual = copy.copy(owner), set(), vars(nn.Module())
+    like._modules = dict(owner._modules)
+    for node in graph.nodes:
+        if node.op == "call_module":
+            module, name = owner.get_submodule(node.target), node.target
+            if module not in seen or not _is_activation(module):
+                seen.add(module)
+                continue
+            if next(module.parameters(), None) is not None:
+                raise ValueError(f"{name} has parameters")
+            new = copy.deepcopy(module)
+        elif _function(node) and isinstance(source(node), _BATCH):
+            new, name = _as_module(node), _function(node)
+        else:
+            continue
+        name, taken = name.replace(".", "_").rstrip("_"), like._modules
+        free = (f"{name}_{i}" for i in itertools.count(1))
+        name = (
+            name
+            if name not in taken
+            else next(other for other in free if other not in taken)
+        )
+        like._modules[name] = new
+        node.op, node.target = "call_module", name
+        node.args, node.kwargs = (node.all_input_nodes[0],), {}
+    made = fx.GraphModule(like, graph, type(owner).__name__)
+    if dict(made.named_modules()).keys() != dict(like.named_modules()).keys():
+        raise ValueError(
+            f"{type(owner).__name__} has parts that its forward does not call"
+        )
+    kept = {
+        name: value
+        for name, value in vars(like).items()
+        if name in usual or name not in vars(made)
+    }
+    made.__dict__.update(kept)
+    return made
+
+
+class _Apart:
+    """A model in which each activation behind a batch norm has a module of its
+    own, as far as that goes: `model`; `why` not, by the names of forwards.
+    """
+
+    def __init__(self, model: nn.Module, wanted, root: bool):
+        self.model, self.why = model, {}
+        self._before: list[tuple[nn.Module, str, nn.Module]] = []
+        reading = _Reading(model)
+        names = {module: names for names, module in _walk(model)}
+        found = self._shared(reading, names, wanted)
+        for activation in {reading.module(node) for node in found}:
+            if activation and next(activation.parameters(), None) is None:
+                for name in names[activation][1:]:
+                    self._put(name, copy.deepcopy(activation))
+        if self._before:
+            reading = _Reading(model)
+            found = self._shared(reading, names, wanted)
+        for owner in sorted({reading.owner(node) for node in found}):
+            module = model.get_submodule(owner)
+            try:
+                if not owner and not root:
+                    raise ValueError(
+                        "the model's own forward calls it, which becomes that "
+                        "of another object: take it from inplace=False"
+                    )
+                made = _set_apart(module)
+            except ValueError as error:
+                self.why[owner] = str(error)
+                continue
+            for name in names[module]:
+                self._put(name, made)
+        self.reading = _Reading(self.model)
+
+    def _shared(self, reading, names, wanted) -> list[fx.Node]:
+        "The activations behind batch norms that are functions or called again."
+        found = []
+        for norm, calls in reading.calls.items():
+            if (
+                isinstance(norm, _BATCH)
+                and len(calls) == 1
+                and not wanted(names[norm], norm)
+            ):
+                node = reading.activation(calls[0])
+                module = node is not None and reading.module(node)
+                if node is not None and (
+                    not module or len(reading.calls[module]) > 1
+                ):
+                    found.append(node)
+        return found
+
+    def _put(self, name: str, new: nn.Module) -> None:
+        where, _, last = name.rpartition(".")
+        if not name:
+            self.model = new
+            return
+        parent = self.model.get_submodule(where)
+        self._before.append((parent, last, getattr(parent, last)))
+        setattr(parent, last, new)
+
+    def undo(self) -> None:
+        "The model as it was given."
+        for parent, name, module in reversed(self._before):
+            setattr(parent, name, module)
+
+
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0011
 class _Step(NamedTuple):
     """A batch norm to replace: its names, the activation (its names, none for
@@ -216,12 +443,13 @@ class _Step(NamedTuple):
 
 
 def _plan(
-    model: nn.Module, wanted
-) -> tuple[list[_Step], list[Row], list[Row], list[Row]]:
-    """What to replace; rows of what is left: batch norms that do not fit,
-    activations that follow none, and what is left by the rules.
+    apart: _Apart, wanted, partial: bool
+) -> tuple[list[_Step], list[Row], list[Row]]:
+    """What to replace; rows of what is left: what does not fit, and by the
+    rules. Batch norms that do not fit are an error unless `partial`.
     """
-    reading, names = _Reading(model), {m: n for n, m in _walk(model)}
+    reading, model = apart.reading, apart.model
+    names = {m: n for n, m in _walk(model)}
     steps, staying, told, by_rule, taken = [], [], [], [], set()
     for names_of, module in _walk(model):
         cls, reason = _decide(module)
@@ -244,34 +472,42 @@ def _plan(
             if issubclass(cls, _ThenDropAndAct)
             else {}
         )
-        after = reading.followers(calls[0]) if len(calls) == 1 else []
+        after = reading.activation(calls[0]) if len(calls) == 1 else None
         activation, at, end = None, [], calls[0] if calls else None
         if children:
             activation = next(iter(children.values()))
-        elif (
-            len(after) == 1
-            and reading.module(after[0]) is not None
-            and _is_activation(reading.module(after[0]))
-        ):
-            activation, end = reading.module(after[0]), after[0]
+        elif after is not None and reading.module(after) is not None:
+            activation, end = reading.module(after), after
             at = names[activation]
-        function = next(filter(None, map(_function, after)), "")
+        function = "" if after is None or activation else reading.says(after)
+        among = [] if after or len(calls) != 1 else reading.followers(calls[0])
+        beside = next(filter(None, map(_function, among)), "")
+        parent = next(reversed(_containing(names_of[0])), "")
+        why = after is not None and apart.why.get(reading.owner(after))
+        outside = not activation and calls and reading.outside(calls[0])
         problem = (
             _ASKED
             if wanted(names_of, module)
+            else f"torch.fx cannot read what calls it, "
+            f"{type(reading.modules[parent]).__name__}: "
+            f"{reading.unread[reading.modules[parent]]}"
+            if not calls and reading.modules[parent] in reading.unread
             else "the forward of the model does not call it"
             if not calls
             else f"called {len(calls)} times: PN belongs to one place"
             if len(calls) > 1
             else f"{' and '.join(children)} stand between it and the next layer"
             if len(children) > 1 or children and not _is_activation(activation)
-            else f"its activation is the function {function}, which cannot be "
-            "replaced: make it a module, such as nn.ReLU()"
-            if function and activation is None
-            else f"its activation {at[0]} is called in several places: give "
-            f"each "
-            "one of its own"
+            else f"its activation is the function {function}, and {why}"
+            if function
+            else f"its activation {at[0]} is called in several places, and "
+            + str(why or "has parameters")
             if at and len(reading.calls[activation]) > 1
+            else f"the function {beside} takes its result, and others do"
+            if beside
+            else f"what follows it is outside of {outside}, of which torch.fx "
+            "cannot read the whole"
+            if outside
             else ""
         )
         if activation is not None:
@@ -303,17 +539,15 @@ def _plan(
             m for m in reading.calls if isinstance(m, classes())
         }:
             continue  # its normalizer was named already
-        where = (
-            node.target.rpartition(".")[0]
-            if module is not None
-            else next(reversed(node.meta.get("nn_module_stack") or {"": 0}))
-        )
+        where = reading.owner(node)
         kind = type(module).__name__ if module is not None else function
         block = type(reading.modules[where]).__name__
         alone = bool(where) and where not in normed
         (by_rule if alone else told).append(
             Row(
-                node.target if module is not None else f"{where}: {function}",
+                f"{where}: {function}"
+                if module is None
+                else reading.called(node),
                 kind,
                 kind,
                 f"{block} has no normalizer"
@@ -323,11 +557,37 @@ def _plan(
                 "right before it",
             )
         )
-    return steps, staying, told, by_rule
+    if staying and not partial:
+        raise ValueError(
+            "batch norms would stay, and the model would go on needing its "
+            f"batch:\n{_listed(staying)}\nGive each activation a module of "
+            "its own, called right after its normalizer (self.act = nn.ReLU() "
+            "in place of F.relu, one for each place); or keep these batch "
+            "norms, by partial=True or skip"
+        )
+    return steps, staying + told, by_rule
 
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0012
 _GROUPS = {"group": None, "layer": 1, "instance": 0}
+
+
+def _counts(
+    steps: list[_Step], fixed: int | None, groups: int
+) -> dict[nn.Module, int]:
+    "The number of groups for each batch norm."
+    counts = {}
+    for step in steps:
+        channels = step.norm.num_features
+        counts[step.norm] = groups if fixed is None else fixed or channels
+        if channels % counts[step.norm]:
+            raise ValueError(
+                f"{groups} groups do not divide the {channels} "
+                f"channels of {step.names[0]}: "
+                "give a divisor of each number of channels, or "
+                'norm="layer"'
+            )
+    return counts
 
 
 def _normalizer(
@@ -401,13 +661,16 @@ def to_proxy_norm(
     - `skip`, `inplace`, `return_report`: as for `to_normality`.
 
     Returns the model, and with `return_report` the report too. What follows
-    what is read from the model's forward by torch.fx. Activations that do not
-    fit are left and named, by a warning or in the report. Running averages go,
-    so that the model computes something else: train it, by an optimizer made
-    afterwards; hooks of what is replaced go, too. Raises `ValueError` for a
-    model that torch.fx cannot trace, for channels that the groups do not
-    divide, for batch norms that would stay (unless `partial`), and for settings
-    out of range; nothing is changed then.
+    what is read by torch.fx from the forward of the model, or those of its
+    largest parts that it can read. An activation that is a function, or that a
+    block calls in several places, becomes a module of its own, and the block a
+    `torch.fx.GraphModule`; where that is the model itself, it is another
+    object, and `inplace` must be False. Activations that do not fit are left
+    and named, by a warning or in the report. Running averages go, so that the
+    model computes something else: train it, by an optimizer made afterwards;
+    hooks of what is replaced go, too. Raises `ValueError` for channels that the
+    groups do not divide, for batch norms that would stay (unless `partial`),
+    and for settings out of range; nothing is changed then.
 
     Example:
 
@@ -433,28 +696,15 @@ def to_proxy_norm(
             f"the model is itself a {type(model).__name__}: put "
             "it into an nn.Sequential, with its activation"
         )
-    steps, staying, told, by_rule = _plan(model, _skipped(model, skip))
-    if staying and not partial:
-        raise ValueError(
-            "batch norms would stay, and the model would go on needing its "
-            f"batch:\n{_listed(staying)}\nGive each activation a module of "
-            "its own, called right after its normalizer (self.act = nn.ReLU() "
-            "in place of F.relu, one for each place); or keep these batch "
-            "norms, by partial=True or skip"
-        )
-    told = staying + told
-    counts = {}
-    for step in steps:
-        channels = step.norm.num_features
-        fixed = _GROUPS[norm]
-        counts[step.norm] = groups if fixed is None else fixed or channels
-        if channels % counts[step.norm]:
-            raise ValueError(
-                f"{groups} groups do not divide the {channels} "
-                f"channels of {step.names[0]}: "
-                "give a divisor of each number of channels, or "
-                'norm="layer"'
-            )
+    wanted = _skipped(model, skip)
+    apart = _Apart(model, wanted, root=not inplace)
+    try:
+        steps, told, by_rule = _plan(apart, wanted, partial)
+        counts = _counts(steps, _GROUPS[norm], groups)
+    except ValueError:
+        apart.undo()
+        raise
+    model = apart.model
     replaced, quiet = [], []
     for step in steps:
         module, count = step.norm, counts[step.norm]

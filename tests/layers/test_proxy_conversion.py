@@ -3,6 +3,7 @@ refused, with its reason.
 """
 
 import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import normalnorm
 from normalnorm.experiments import models
+from normalnorm.layers import proxy_conversion
 from normalnorm.layers.proxy_conversion import to_proxy_norm
 from normalnorm.layers.proxy_norm import ProxyNorm
 from tests.layers.steps import refusals
@@ -106,16 +108,70 @@ def branching(net, y):
 
 
 @pytest.mark.parametrize(
+    "run, module",
+    [
+        (lambda net, y: F.relu(y), "ReLU()"),
+        (lambda net, y: F.relu(y, inplace=True), "ReLU()"),
+        (lambda net, y: y.relu(), "ReLU()"),
+        (lambda net, y: torch.relu_(y), "ReLU()"),
+        (lambda net, y: F.gelu(y, approximate="tanh"), "gelu"),
+        (lambda net, y: F.leaky_relu(y, 0.3), "leaky_relu"),
+        (lambda net, y: F.selu(y), "selu"),
+        (lambda net, y: y.clamp(min=0), "clamp"),
+        (lambda net, y: F.softplus(y, beta=2), "softplus"),
+        (lambda net, y: net.act(net.other(net.act(y))), "ReLU()"),
+    ],
+)
+def test_functions_and_shared_modules_are_set_apart(run, module):
+    """In a block, and in the model itself, which becomes another object; with
+    the same names beside the activation's own.
+    """
+    torch.manual_seed(0)
+    net = Net(run, act=nn.ReLU(), other=nn.Conv2d(8, 8, 1)).eval()
+    net.more = 3
+    if module != "ReLU()" or "act" not in run.__code__.co_names:
+        del net.act, net.other
+    x, words = torch.randn(2, 3, 5, 5), "take it from inplace=False"
+    with pytest.raises(ValueError, match=words):
+        to_proxy_norm(net, groups=4)
+    apart = proxy_conversion._set_apart(net)
+    assert torch.equal(apart(x), net(x)) and apart.more == 3
+    assert apart.state_dict().keys() == net.state_dict().keys()
+    for copied in (copy.deepcopy(apart), apart):
+        assert torch.equal(copied(x), net(x))
+    whole = to_proxy_norm(net, groups=4, inplace=False)
+    inside = nn.Sequential(net)
+    to_proxy_norm(inside, groups=4)
+    for model in (whole, inside[0]):
+        (proxy,) = of_kind(model, ProxyNorm)
+        assert module in str(proxy.activation) + str(named(proxy))
+        assert not of_kind(model, BATCH)
+        expected = proxy(model.norm(model.conv(x)))
+        found = model(x)
+        if hasattr(net, "act"):
+            expected = model.act_1(model.other(expected))
+        torch.testing.assert_close(found, expected)
+    assert type(net) is Net and isinstance(net.norm, nn.BatchNorm2d)
+
+
+def named(proxy):
+    return {"relu": "ReLU()"}.get(proxy.activation)
+
+
+def in_training(net, y):
+    return F.dropout(F.relu(y), training=net.training)
+
+
+@pytest.mark.parametrize(
     "net, words",
     [
-        (Net(lambda net, y: F.relu(y)), "the function relu"),
-        (Net(lambda net, y: y.relu()), "the function relu"),
-        (Net(lambda net, y: F.selu(y)), "the function selu"),
-        (Net(lambda net, y: torch.relu_(y)), "the function relu_"),
-        (Net(lambda net, y: y.clamp(min=0)), "the function clamp"),
-        (Net(lambda net, y: F.softplus(y, beta=2)), "the function softplus"),
         (Net(lambda net, y: y * torch.sigmoid(y)), "the function sigmoid"),
-        (Net(twice, act=nn.ReLU()), "act is called in several places"),
+        (Net(in_training), "other things in training than in evaluation"),
+        (
+            Net(lambda net, y: F.relu(y), unused=nn.Linear(2, 2)),
+            "parts that its forward does not call",
+        ),
+        (Net(twice, act=nn.PReLU()), "several places, and act has parameters"),
         (
             Net(lambda net, y: net.act(net.norm(y)), act=nn.ReLU()),
             "called 2 times",
@@ -133,14 +189,15 @@ def branching(net, y):
             ),
             "it follows Conv2d",
         ),
+        (Net(branching, act=nn.ReLU()), "calls it, Net: TraceError"),
     ],
 )
 def test_what_is_left_and_named(net, words):
     if not words.startswith("it follows"):
         with pytest.raises(ValueError, match=f"would stay(?s:.*){words}"):
-            to_proxy_norm(net, groups=4)
+            to_proxy_norm(net, groups=4, inplace=False)
     with pytest.warns(UserWarning, match=words):
-        to_proxy_norm(net, groups=4, partial=True)
+        net = to_proxy_norm(net, groups=4, partial=True, inplace=False)
     assert not of_kind(net, ProxyNorm)
     net(torch.randn(2, 3, 5, 5))
 
@@ -159,45 +216,97 @@ class Block(nn.Module):
         return self.act(self.bn2(self.conv2(y)) + x)
 
 
-@pytest.mark.parametrize(
-    "act, reason",
-    [
-        (
-            nn.ReLU,
-            "its activation {0}.act is called in several places: give each "
-            "one of its own",
-        ),
-        (
-            lambda: F.relu,
-            "its activation is the function relu, which cannot be "
-            "replaced: make it a module, such as nn.ReLU()",
-        ),
-    ],
-)
-def test_batch_norms_do_not_stay_unasked(act, reason):
-    """As in torchvision's ResNet-18: what, why and what to do, for each block;
-    nothing is changed. With `partial` the rest is replaced, skip is a wish.
+@pytest.mark.parametrize("act", [nn.ReLU, lambda: F.relu])
+def test_an_activation_of_several_places(act):
+    """As in torchvision's ResNet-18: each block gets one for each place, and is
+    what it was where another block is an error. One of several is copied.
     """
-    made = lambda: nn.Sequential(
+    one = act()
+    model = nn.Sequential(
         nn.Conv2d(3, 8, 1),
         nn.BatchNorm2d(8),
         nn.ReLU(),
-        Block(act()),
-        Block(act()),
+        *map(Block, (one, one)),
     )
-    model = made()
-    with pytest.raises(ValueError, match="partial=True") as refused:
-        to_proxy_norm(model, groups=4, return_report=True)
-    assert len(of_kind(model, BATCH)) == 5
-    with pytest.warns(UserWarning) as told:
-        to_proxy_norm(model, groups=4, partial=True)
-    said = [f"  {i}.bn1 (BatchNorm2d): {reason.format(i)}" for i in (3, 4)]
-    for text in (refused.value, told[0].message):
-        assert str(text).splitlines()[1:3] == said
-    assert [type(b.bn1) for b in model[3:]] == 2 * [nn.BatchNorm2d]
-    assert len(of_kind(model, nn.GroupNorm)) == 3
-    assert len(of_kind(model, ProxyNorm)) == 1
-    to_proxy_norm(made(), groups=4, skip=["3.bn1", "4.bn1"], return_report=True)
+    blocks, x = list(model[3:]), torch.randn(2, 3, 5, 5)
+    more = nn.Sequential(model, Net(twice, act=nn.PReLU()))
+    with pytest.raises(ValueError, match="and act has parameters"):
+        to_proxy_norm(more, groups=4)
+    assert list(model[3:]) == blocks and len(of_kind(model, BATCH)) == 5
+    _, report = to_proxy_norm(model, groups=4, return_report=True)
+    assert not of_kind(model, BATCH) and len(of_kind(model, ProxyNorm)) == 3
+    assert {row.reason for row in report.left} == {
+        "it follows add, no normalizer: PN needs one right before it"
+    }
+    y = model[:3](x)
+    for block, old in zip(model[3:], blocks, strict=True):
+        first = block.act if act is nn.ReLU else block.relu
+        z = block.bn2(block.conv2(first(block.bn1(block.conv1(y)))))
+        torch.testing.assert_close(block(y), F.relu(z + y))
+        assert block.conv1 is old.conv1
+        y = block(y)
+    again = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(again(x), y)
+
+
+class Watched(nn.Module):
+    "A forward that torch.fx cannot read, around blocks that it can."
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+        )
+        self.block, self.norm = Block(nn.ReLU()), nn.BatchNorm2d(8)
+        self.conv = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+
+    def forward(self, x):
+        y = self.block(self.stem(x))
+        return self.conv(self.norm(y) if y.sum() > 0 else y)
+
+
+def test_the_parts_that_can_be_read():
+    model = Watched()
+    with pytest.raises(ValueError) as refused:
+        to_proxy_norm(model, groups=4)
+    assert [line for line in str(refused.value).splitlines()[1:3]] == [
+        "  norm (BatchNorm2d): torch.fx cannot read what calls it, Watched: "
+        "TraceError: symbolically traced variables cannot be used as inputs "
+        "to control flow",
+        "  conv.1 (BatchNorm2d): what follows it is outside of Sequential, of "
+        "which torch.fx cannot read the whole",
+    ]
+    to_proxy_norm(model, groups=4, skip=["norm", "conv"], return_report=True)
+    assert len(of_kind(model, BATCH)) == 2
+    assert len(of_kind(model, ProxyNorm)) == 2
+    model(torch.randn(2, 3, 5, 5))
+
+
+def test_transformers():
+    "A convolutional network is read in parts; others have no batch norm."
+    t = installed("transformers")
+    config = t.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
+        num_labels=3,
+    )
+    model, x = t.ResNetForImageClassification(config), torch.randn(2, 3, 32, 32)
+    to_proxy_norm(model, groups=4, return_report=True)
+    assert not of_kind(model, BATCH) and len(of_kind(model, ProxyNorm)) == 3
+    with torch.no_grad():
+        both, first = model(x).logits, model(x[:1]).logits
+    torch.testing.assert_close(both[:1], first, rtol=1e-3, atol=1e-4)
+    bert = t.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+    )
+    with pytest.warns(UserWarning, match="the model has no batch norm"):
+        to_proxy_norm(t.BertModel(bert))
 
 
 def test_a_batch_norm_of_another_making_would_stay_too():
@@ -228,22 +337,28 @@ def test_functions_that_are_no_activation(run):
     assert not report.left
 
 
+class Scaled(nn.Module):
+    "Stochastic depth that drops so rarely that it looks like a factor."
+
+    def forward(self, x):
+        return 1.1 * x if self.training else x
+
+
+def test_what_does_nothing_in_evaluation_is_no_activation():
+    net = Net(lambda net, y: net.act(net.drop(y)), act=nn.ReLU(), drop=Scaled())
+    _, report = to_proxy_norm(net, groups=4, return_report=True)
+    assert [row.after for row in report.replaced] == ["GroupNorm(4), γ only"]
+
+
 def test_functions_are_tried_without_data_too():
     with torch.device("meta"):
         net = Net(lambda net, y: F.selu(y))
-        _, report = to_proxy_norm(
-            net, groups=4, partial=True, return_report=True
-        )
-    assert "the function selu" in report.left[0].reason
+        net = to_proxy_norm(net, groups=4, inplace=False)
+    assert isinstance(net.selu, ProxyNorm)
 
 
 test_what_is_refused = refusals(
     [
-        (
-            lambda: to_proxy_norm(Net(branching, act=nn.ReLU())),
-            ValueError,
-            "torch.fx says TraceError",
-        ),
         *(
             (
                 partial(to_proxy_norm, nn.Sequential(), **options),
