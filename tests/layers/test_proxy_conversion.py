@@ -120,6 +120,7 @@ def branching(net, y):
         (lambda net, y: y.clamp(min=0), "clamp"),
         (lambda net, y: F.softplus(y, beta=2), "softplus"),
         (lambda net, y: net.act(net.other(net.act(y))), "ReLU()"),
+        (lambda net, y: F.relu(net.none(y)), "ReLU()"),
     ],
 )
 def test_functions_and_shared_modules_are_set_apart(run, module):
@@ -129,6 +130,8 @@ def test_functions_and_shared_modules_are_set_apart(run, module):
     torch.manual_seed(0)
     net = Net(run, act=nn.ReLU(), other=nn.Conv2d(8, 8, 1)).eval()
     net.more = 3
+    if "none" in run.__code__.co_names:
+        net.none = nn.Identity()
     if module != "ReLU()" or "act" not in run.__code__.co_names:
         del net.act, net.other
     x, words = torch.randn(2, 3, 5, 5), "take it from inplace=False"
@@ -136,6 +139,7 @@ def test_functions_and_shared_modules_are_set_apart(run, module):
         to_proxy_norm(net, groups=4)
     apart = proxy_conversion._set_apart(net)
     assert torch.equal(apart(x), net(x)) and apart.more == 3
+    assert not apart.training and not net.training
     assert apart.state_dict().keys() == net.state_dict().keys()
     for copied in (copy.deepcopy(apart), apart):
         assert torch.equal(copied(x), net(x))
@@ -249,6 +253,29 @@ def test_an_activation_of_several_places(act):
     torch.testing.assert_close(again(x), y)
 
 
+def test_nothing_else_is_set_apart():
+    """A convolution that is called twice is one; a function that follows no
+    batch norm stays, and so does the block of a norm that is to be left.
+    """
+
+    def run(net, y):
+        y = net.act(net.more(net.act(y)))
+        return F.relu(net.more(y))
+
+    made = lambda: Net(run, act=nn.ReLU(), more=nn.Conv2d(8, 8, 1))
+    model, skipped = nn.Sequential(made()), nn.Sequential(made())
+    to_proxy_norm(model, groups=4, return_report=True)
+    assert [name for name, _ in model[0].named_children()] == [
+        "conv",
+        "norm",
+        "act",
+        "more",
+        "act_1",
+    ]
+    to_proxy_norm(skipped, groups=4, skip="0.norm", return_report=True)
+    assert type(skipped[0]) is Net
+
+
 class Watched(nn.Module):
     "A forward that torch.fx cannot read, around blocks that it can."
 
@@ -277,6 +304,7 @@ def test_the_parts_that_can_be_read():
         "which torch.fx cannot read the whole",
     ]
     to_proxy_norm(model, groups=4, skip=["norm", "conv"], return_report=True)
+    assert model.norm.num_batches_tracked == 0  # none was run
     assert len(of_kind(model, BATCH)) == 2
     assert len(of_kind(model, ProxyNorm)) == 2
     model(torch.randn(2, 3, 5, 5))
