@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel mutants records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel homes mutants records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -52,6 +52,9 @@ wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel i
 
 mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module, which the tests should notice; the outcome into results/mutation (some hours, goes on where it stopped; not part of CI)
 	@$(BIN)/python -m tools.mutants --record
+
+homes: $(VENV)/.ready  ## sixty architectures of timm, transformers and torchvision converted, saved, loaded, frozen and back, into results/homes.json (six minutes; not part of CI)
+	@$(BIN)/python -m tools.homes
 
 records: $(VENV)/.ready  ## which measured results are older than their code; asks their witnesses, writes results/records.json
 	@$(BIN)/python -m tools.records
