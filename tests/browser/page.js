@@ -28,6 +28,7 @@ async (w, d) => {
     if (copied === null || copied.trim() != (prompts || all).trim()) wrong.push(
         "copies " + JSON.stringify(copied) + " from " + name(pre));
   }
+  await null;       // observers of the body look at it while it is small
   d.body.replaceChildren(...whole);
   return answer;
 };
