@@ -250,18 +250,24 @@ function wanted(e) {        // large text may have less contrast
       Math.min(3, settings.contrast) : settings.contrast;
 }
 // the elements with text of their own, and the formulas, that are shown: the
-// same in both modes
+// same in both modes. Of the tokens of one kind in a block of code, the first.
 function coloured(d, paper) {
   const kept = paper ? "onPaper" : "onScreen";
   if (d[kept]) return d[kept];
   const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT);
-  const texts = new Set();
+  const texts = new Set(), kinds = new Map();
+  const known = e => {
+    if (!e.matches(".highlight span:not([style], [id])")) return false;
+    const {parentElement: block, className: kind} = e;
+    if (!kinds.has(block)) kinds.set(block, new Set());
+    return kinds.get(block).size == kinds.get(block).add(kind).size;
+  };
   const aside = "svg, script, style, noscript, mjx-container, "
                 + ".headerlink, .tooltip, :disabled";
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || texts.has(e)) continue;
-    if (!e.closest(aside)) texts.add(e);
+    if (!e.closest(aside) && !known(e)) texts.add(e);
   }
   return d[kept] = [[...texts].filter(shown),
       [...d.querySelectorAll("mjx-container")].filter(shown)];
@@ -345,11 +351,13 @@ async function look(page) {
       r.name).filter(n => /^(https?|wss?):/.test(n)).map(n =>
       "asks the network: " + n);
   problems.push(...badMaths, ...requested);
-  const answer = await asked(w, d);
+  // a formula has one colour: its thousand parts need not be styled anew
+  for (const e of d.querySelectorAll("mjx-container")) e.textContent = "x";
   problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
   onPaper(d);
   problems.push(...invisible(d, "light", true), ...invisible(d, "dark",
       true));
+  const answer = await asked(w, d);
   console.log("@found " + JSON.stringify({equations: maths, figures: drawn,
       answer, problems: [...new Set(problems)]}));
 }
