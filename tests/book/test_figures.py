@@ -61,7 +61,7 @@ def test_figures_are_vector_graphics_in_the_colours_of_the_palette():
         if not executed.notebook.exists():
             continue
         assert outputs(executed, "image/png") == [], (
-            f"{c.name}: call plots.book_style() before the first figure"
+            f"{c.name}: draw with plots.subplots"
         )
         stray = [
             colours
@@ -91,6 +91,14 @@ def test_another_colour_and_a_random_id_are_noticed():
     assert draw("C0") == draw("C0") and draw(
         "C0", **{"svg.hashsalt": None}
     ) != draw("C0", **{"svg.hashsalt": None})
+
+
+def test_axes_have_the_books_style():
+    with plt.rc_context():
+        plt.rcdefaults()
+        fig, axes = plots.subplots(1, 2, figsize=(3, 2))
+    assert [ax.spines["top"].get_visible() for ax in axes] == [False, False]
+    plt.close(fig)
 
 
 def test_boxes_of_a_diagram():
