@@ -1,13 +1,14 @@
 "The list of chapters, read from _toc.yml: the only place where it is written."
 
 import csv
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
+
+from tools.files import load
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKSHOP = 7  # the part whose chapters every other chapter may import
@@ -40,50 +41,22 @@ class Chapter:
         return int(self.name[0]) if self.name[:1].isdigit() else None
 
     def cells(self) -> list[dict]:
-        """Its cells; those of a stand-in where the file is no notebook, so that
-        one broken file does not stop what reads them all.
+        """Its cells, each with its source as one text.
+
+        Raises `ValueError` where the file is no notebook.
         """
         try:
-            return parse(self.path.read_bytes())["cells"]
+            cells = load(self.path)["cells"]
         except ValueError as error:
-            return stand_in(self.path, str(error))["cells"]
-
-    def unreadable(self) -> str:
-        "Why the file is no notebook, or an empty string."
-        try:
-            parse(self.path.read_bytes())
-        except ValueError as error:
-            return str(error)
-        return ""
+            raise ValueError(
+                f"{self.path.name} is not a notebook: {error}"
+            ) from error
+        for cell in cells:
+            cell["source"] = "".join(cell["source"])
+        return cells
 
     def code_cells(self) -> list[str]:
         return [c["source"] for c in self.cells() if c["cell_type"] == "code"]
-
-
-def parse(data: bytes) -> dict:
-    """A notebook as a dictionary.
-
-    Raises `ValueError` with the reason where it is none.
-    """
-    notebook = json.loads(data.decode("utf-8"))  # both raise a ValueError
-    cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    text = lambda source: (
-        isinstance(source, str)
-        or isinstance(source, list)
-        and all(isinstance(line, str) for line in source)
-    )
-    if not isinstance(cells, list):
-        raise ValueError("it has no list of cells")
-    for number, cell in enumerate(cells, 1):
-        if not (
-            isinstance(cell, dict)
-            and isinstance(cell.get("cell_type"), str)
-            and text(cell.get("source"))
-            and isinstance(cell.get("metadata", {}), dict)
-        ):
-            raise ValueError(f"cell {number} has no type, or no text")
-        cell["source"] = "".join(cell["source"])
-    return notebook
 
 
 def cell(kind: str, source: str, name: str, **metadata) -> dict:
@@ -101,39 +74,6 @@ def notebook(cells: list[dict]) -> dict:
         "nbformat": 4,
         "nbformat_minor": 5,
     }
-
-
-LABELS = re.compile(
-    r"\{#((eq|fig|tbl|sec|exr|thm|lem|prp|cor|def|cnj|exm)-[\w-]*\w)|#\| "
-    r"label: ((fig)-[\w-]*\w)"
-)
-
-
-def stand_in(path: Path, reason: str) -> dict:
-    """A notebook in the place of a file that is none: it says so, and has the
-    labels that can be found in the file, so that references from other chapters
-    arrive.
-    """
-    lost = "Lost: this page could not be read."
-    forms = {
-        "eq": "$$ \\text{{lost}} $$ {{#{0}}}",
-        "sec": "## Lost {{#{0}}}",
-        "fig": "#| label: {0}\n#| fig-cap: " + lost + "\n# lost",
-    }
-    cells = [
-        cell(
-            "markdown",
-            f"# {path.stem}\n\n> This file is not a notebook: {reason}.",
-            "lost",
-        )
-    ]
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for match in dict.fromkeys(m.groups() for m in LABELS.finditer(text)):
-        label, kind = match[0] or match[2], match[1] or match[3]
-        form = forms.get(kind, "::: {{#{0}}}\n" + lost + "\n:::")
-        what = "code" if kind == "fig" else "markdown"
-        cells.append(cell(what, form.format(label), f"lost{len(cells)}"))
-    return notebook(cells)
 
 
 _contents = lru_cache(maxsize=8)(yaml.safe_load)  # asked for on every page

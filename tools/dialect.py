@@ -7,7 +7,6 @@ Nothing is written back. SVG figures are inlined, with their ink in the colour
 of the theme's text.
 """
 
-import binascii
 import hashlib
 import html
 import json
@@ -19,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tools import api, folding, markup, records, typeset
-from tools.chapters import Chapter, stand_in
+from tools.chapters import Chapter
 from tools.chapters import cell as cell_of
 from tools.files import load
 from tools.markup import CALLOUTS, THEOREMS
@@ -428,48 +427,6 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     return made
 
 
-BINARY = ("image/png", "image/jpeg", "image/gif", "application/pdf")
-
-
-def garbage(kind: str, data) -> str:
-    """What is wrong with an output of this kind, or an empty string.
-
-    Sphinx would end at it without a book.
-    """
-    if "json" in kind:
-        return ""
-    lines = [data] if isinstance(data, str) else data
-    try:
-        text = "".join(lines)
-    except TypeError:
-        return f"{kind} that is no text"
-    if kind in BINARY:
-        try:
-            binascii.a2b_base64(text)
-        except ValueError:
-            return f"{kind} that is not in base 64"
-    if kind == "image/svg+xml" and "<svg" not in text:
-        return f"{kind} without an svg element"
-    return ""
-
-
-def without_garbage(output: dict) -> list[str]:
-    """Takes out of an output what no page can show, and says what it was; a
-    line of text stands in its place.
-    """
-    data = output.get("data", {})
-    wrong = {
-        kind: why
-        for kind, content in data.items()
-        if (why := garbage(kind, content))
-    }
-    for kind in wrong:
-        del data[kind]
-    if wrong and not data:
-        data["text/plain"] = f"left out: {', '.join(wrong.values())}"
-    return list(wrong.values())
-
-
 def translate_notebook(
     notebook: dict,
     executed: dict | None,
@@ -517,8 +474,6 @@ def translate_notebook(
 
 
 def source_read(app, docname, source):
-    from sphinx.util import logging
-
     path, root = Path(app.env.doc2path(docname)), Path(app.srcdir)
     if path.name == "api.md":
         for file in api.files(root):
@@ -531,10 +486,8 @@ def source_read(app, docname, source):
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
     copy = load(run.notebook) if run.notebook.exists() else None
-    reason = chapter.unreadable()
-    read = stand_in(path, reason) if reason else json.loads(source[0])
     notebook = translate_notebook(
-        read,
+        json.loads(source[0]),
         copy,
         {c["id"] for c in api.claims(root) if c["chapter"] == path.stem},
         api.entries(root),
@@ -546,10 +499,6 @@ def source_read(app, docname, source):
     )
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
-            for wrong in without_garbage(output):
-                logging.getLogger(__name__).warning(
-                    "an output was left out: %s", wrong, location=docname
-                )
             for named in chapter_titles(output, path.parent):
                 app.env.note_dependency(str(named))
     source[0] = json.dumps(notebook)
@@ -716,46 +665,6 @@ def keep_punctuation(doctree) -> None:
             kept += [*opens, math, *closes]
 
 
-def safe_parser():
-    """The parser of notebooks; what it cannot read is shown without its
-    outputs, with a warning, and does not end the build.
-    """
-    from docutils.utils import new_document
-    from myst_nb.sphinx_ import Parser
-    from sphinx.util import logging
-
-    class SafeParser(Parser):
-        def parse(self, inputstring, document):
-            try:
-                return super().parse(inputstring, document)
-            except Exception as error:
-                env = document.settings.env
-                words = f"{type(error).__name__}: {error}"
-            logging.getLogger(__name__).warning(
-                "the outputs of this page could not be rendered: %s",
-                words,
-                location=env.docname,
-            )
-            env.app.emit("env-purge-doc", env, env.docname)
-            env.clear_doc(env.docname)
-            fresh = new_document(document["source"], document.settings)
-            fresh.reporter = document.reporter
-            document.__dict__.clear()
-            document.__dict__.update(fresh.__dict__)
-            notebook = json.loads(inputstring)
-            for cell in notebook["cells"]:
-                if cell["cell_type"] == "code":
-                    cell["outputs"] = []
-            notebook["cells"] = mark_failure(
-                notebook["cells"],
-                {"error": words},
-                env.docname.rsplit("/", 1)[-1],
-            )
-            return super().parse(json.dumps(notebook), document)
-
-    return SafeParser
-
-
 def finished(app, exception):
     """Tells tools/build.py that Sphinx came to its end, with warnings or
     without.
@@ -892,7 +801,6 @@ def setup(app):
     from myst_nb.sphinx_ import HideCodeCellNode
 
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
-    app.add_source_parser(safe_parser(), override=True)
     app.connect("config-inited", launch.configure)
     app.connect("source-read", names.source_read)
     # after the theme has put its side bar and its buttons there

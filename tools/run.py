@@ -216,8 +216,6 @@ class Run:
 
     def stale(self) -> str:
         "Why the chapter must be run again, or an empty string."
-        if reason := self.chapter.unreadable():
-            return f"not a notebook: {reason}"
         record = self.record()
         if "failed" in record:
             return "failed when it was last run"
@@ -351,8 +349,6 @@ def execute(
     )
     run.notebook.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if reason := chapter.unreadable():
-            raise ValueError(f"{chapter.path.name} is not a notebook: {reason}")
         # hashed before the run: a file edited meanwhile makes it stale
         key, before = run.key, snapshot(chapter.root)
         notebook = nbformat.read(chapter.path, as_version=4)
