@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 from tools import processors
-from tools.files import load, replace
+from tools.files import ROOT, load, replace
 
-ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks"
 # Rows of one file agree in these.
 ONE = (

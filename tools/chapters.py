@@ -8,9 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from tools.files import load
+from tools.files import ROOT, load
 
-ROOT = Path(__file__).resolve().parent.parent
 WORKSHOP = 7  # the part whose chapters every other chapter may import
 APPENDICES = 9  # pages about the book: they are not run elsewhere
 HANDBOOK = "Handbook · "  # so begin the captions of its parts

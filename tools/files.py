@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def load(path: Path) -> Any:
     "What a file of JSON holds."

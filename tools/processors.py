@@ -34,9 +34,8 @@ from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.files import load, python, ran, save
+from tools.files import ROOT, load, python, ran, save
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "processors.json"
 KERNEL, DRIVER = (
     ROOT / "normalnorm/layers/engines/native.cpp",

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tools.files import load, python, replace
+from tools.files import ROOT, load, python, replace
 
-ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "results" / "records.json"
 NATIVE = "normalnorm/layers/engines/native.cpp"
 TOLERANCE = 1e-5  # of a witness on another kind of processor

@@ -16,9 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.files import python
+from tools.files import ROOT, python
 
-ROOT = Path(__file__).resolve().parent.parent
 KERNEL = Path("normalnorm/layers/engines/native.cpp")
 TAG = "py3-none-linux_x86_64"  # ctypes: any Python will do
 

@@ -4,13 +4,10 @@ What is left out, and why, is in pyproject.toml.
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tools.files import python
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.files import ROOT, python
 
 
 def ruff(*arguments, text=None):

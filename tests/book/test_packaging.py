@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,7 @@ from tests.kernel import compile_once
 from tests.layers.steps import python
 from tools import files
 from tools import wheel as packing
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.files import ROOT
 
 
 @pytest.fixture(scope="session")

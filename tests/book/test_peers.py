@@ -5,14 +5,13 @@ imports one: ruff.)
 
 from configparser import ConfigParser
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests import peers
+from tools.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PEERS = {
     "scikit-learn",
     "statsmodels",

@@ -5,13 +5,11 @@ The words to be left alone are in pyproject.toml.
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tools.files import python, save
+from tools.files import ROOT, python, save
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECKED = (
     "nbs",
     "normalnorm",

@@ -5,12 +5,11 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from normalnorm import cli
 from normalnorm.experiments.results import Recipe
+from tools.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 KNOWN = {"a": [1.0, 2.0, 4.0, 5.0], "b": [2.0, 2.5, 5.5, 9.0]}
 
 

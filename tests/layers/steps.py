@@ -20,8 +20,7 @@ from torch import nn
 from normalnorm.checks.layers.sync import in_processes
 from normalnorm.layers.hybrids import BatchReNorm, PropagatedNorm
 from tests.refusals import refusals as refusals
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.files import ROOT
 
 
 def step(function, u, upstream=None, leaves=None, **how):

@@ -4,7 +4,6 @@ what it covers, and second derivatives are the definition's.
 
 import ast
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from normalnorm.layers.engines import compiled
 from normalnorm.theory.newton import Over
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, TORCH
-
-ROOT = Path(normalnorm.__file__).parents[1]
+from tools.files import ROOT
 
 # Of rows of two axes: the plain normalizer, by hand.
 TOY = """

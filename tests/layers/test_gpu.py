@@ -6,7 +6,6 @@ makes, the bits of the generator in compiled code, and that the measurements of
 import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ import normalnorm
 from normalnorm.layers import noise
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS
+from tools.files import ROOT
 
-ROOT = Path(normalnorm.__file__).parents[1]
 TRITON = importlib.util.find_spec("triton") is not None
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import nbformat.v4 as notebook
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.files import ROOT
+
 DYNAMIC_TANH = '''#| export
 import torch
 from torch import Tensor, nn

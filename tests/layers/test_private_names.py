@@ -7,14 +7,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from tests.layers.steps import python
+from tools.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PLACES = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 HIDDEN = [
     "_C._are_functorch_transforms_active",

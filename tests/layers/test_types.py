@@ -6,13 +6,13 @@ How strict, and what is taken for untyped, is in pyproject.toml.
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tools.files import ROOT
+
 pytestmark = pytest.mark.book
 pytest.importorskip("mypy", reason="mypy is not installed")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def mypy(*arguments):

@@ -13,9 +13,8 @@ from benchmarks.measure import PARTS
 from normalnorm.experiments import results
 from tests.layers.steps import step
 from tools import processors
-from tools.files import load
+from tools.files import ROOT, load
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = {
     "source": "abc",
     "processor": "AMD EPYC",

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants import ROOT, kernel, python
+from tools.files import ROOT
 from tools.mutants import __main__ as command
+from tools.mutants import kernel, python
 
 AVX2 = ["g++", "-march=x86-64-v3"]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")

@@ -18,7 +18,3 @@ A module's outcomes are kept in _build/mutants until the module, its tests or
 no test can notice is named, with the argument, in
 results/mutation/equivalents.json.
 """
-
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent.parent

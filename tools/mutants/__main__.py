@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tools.mutants
-from tools.files import load, save
-from tools.mutants import ROOT, kernel, python
+from tools.files import ROOT, load, save
+from tools.mutants import kernel, python
 from tools.mutants.kernel import KERNEL
 
 PACKAGES = ("theory", "layers", "analysis", "experiments")

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.files import python, ran
-from tools.mutants import ROOT
+from tools.files import ROOT, python, ran
 from tools.processors import SETS, environment
 
 KERNEL = "normalnorm/layers/engines/native.cpp"

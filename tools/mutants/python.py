@@ -14,7 +14,7 @@ from mutmut.mutation import file_mutation
 from mutmut.mutation.mutators import mutation_operators
 from mutmut.utils.format_utils import get_mutant_name
 
-from tools.mutants import ROOT
+from tools.files import ROOT
 from tools.mutants.operators import OURS, code
 
 # Around these mutmut may put its switch between a function and its mutants; it
