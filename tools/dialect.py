@@ -21,7 +21,7 @@ from tools import api, folding, markup, records, typeset
 from tools.chapters import Chapter
 from tools.chapters import cell as cell_of
 from tools.files import load
-from tools.markup import CALLOUTS, THEOREMS
+from tools.markup import THEOREMS
 from tools.run import Run
 
 with suppress(ImportError):  # not there where a wheel is built
@@ -50,49 +50,15 @@ class Myst(markup.Writer):
         return f"$$\n{block.tex}\n$${label}"
 
     def division(self, block: markup.Division) -> str:
-        """A directive, whose fence has more colons than those within; what is
-        none of the dialect stays.
-        """
-        kind, title = block.kind, block.title
-        if not kind:
-            return super().division(block)
-        named = kind in THEOREMS or kind == "exr"
-        if title and (named or kind in CALLOUTS and not block.folded):
-            words, title = self.inline(title.inline), None
+        if block.kind == "solution":
+            head = "{admonition} Solution\n:class: dropdown"
+        elif block.kind == "proof":
+            head = "{prf:proof}"
         else:
-            words = ""
-        if named:
-            name = f"prf:{THEOREMS[kind]}" if kind in THEOREMS else "exercise"
-            head = [f"{{{name}}} {words}".strip(), f":label: {block.label}"]
-        elif kind == "proof":
-            head = ["{prf:proof}"]
-        elif kind == "solution":
-            head = ["{admonition} Solution", ":class: dropdown"]
-        elif block.folded:
-            head = [
-                f"{{admonition}} {kind.title()}",
-                f":class: {kind} dropdown",
-            ]
-        else:
-            head = (
-                [f"{{admonition}} {words}", f":class: {kind}"]
-                if words
-                else [f"{{{kind}}}"]
-            )
-        colons = ":" * (3 + block.depth)
-        body = [self.heading(title)] if title else []
-        return "\n".join(
-            [
-                "",
-                colons + head[0],
-                *head[1:],
-                "",
-                *body,
-                *map(self.block, block.pieces),
-                colons,
-                "",
-            ]
-        )
+            theorem = THEOREMS.get(block.kind)
+            name = f"prf:{theorem}" if theorem else "exercise"
+            head = f"{{{name}}}\n:label: {block.label}"
+        return f"\n:::{head}\n\n{self.write(block.pieces)}\n:::\n"
 
     def citation(self, piece: markup.Citation) -> str:
         keys = ",".join(
@@ -140,18 +106,12 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     """
     off = lambda name: found.get(name, "").lower() == "false"
     tags = []
-    if "hide" in found or off("include") or "default_exp" in found:
+    if "hide" in found or "default_exp" in found:
         tags.append("remove-cell")
-    if off("echo") or "hide_input" in found:
+    if off("echo"):
         tags.append("remove-input")
-    if off("output") or "hide_output" in found:
+    if off("output"):
         tags.append("remove-output")
-    if (
-        found.get("code-fold", "").lower() == "true"
-        or "collapse_input" in found
-        or "collapse" in found
-    ):
-        tags.append("hide-input")
     return tags
 
 
@@ -167,12 +127,10 @@ def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
     "The tag that folds a cell, and what the page says in its place."
     tags = cell["metadata"].setdefault("tags", [])
     if fold:
-        tags += [] if "hide-input" in tags else ["hide-input"]
+        tags.append("hide-input")
         cell["metadata"].setdefault("mystnb", {})["code_prompt_show"] = (
             f"{FOLD}{fold.kind} {fold.html()}"
         )
-    elif "hide-input" in tags:
-        tags.remove("hide-input")
 
 
 def code_cell(cell: dict) -> None:

@@ -204,16 +204,6 @@ class Readme(markup.Writer):
         nbs = "nbs/" * bool(page)
         return f"[{self.inline(piece.words)}]({nbs}{piece.target})"
 
-    def division(self, block: markup.Division) -> str:
-        if block.kind not in markup.CALLOUTS:
-            return super().division(block)
-        return "\n".join(
-            f"> {line}"
-            for line in (
-                f"**{block.kind.title()}.** {self.write(block.pieces)}"
-            ).split("\n")
-        )
-
 
 # runs cells and prints the text of the last line of each
 SAID = """

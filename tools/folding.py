@@ -217,7 +217,7 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
     asked = found.get("code-fold", "").lower()
     if asked == "false" or not code.strip():
         return None
-    wanted = asked == "true" or "collapse" in found or "collapse_input" in found
+    wanted = asked == "true"
     if raw:
         if wanted or native_lines(code) > FEW:
             return Fold("cpp", tuple(native(code)))
@@ -240,7 +240,7 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
                 else definitions(code) or [("", "code of the check")]
             ),
         )
-    if "export" in found or "exporti" in found:
+    if "export" in found:
         return (
             Fold("export", tuple(definitions(code) or [("", "imports")]))
             if wanted or length > (SOME if is_setup(code) else FEW)

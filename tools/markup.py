@@ -2,7 +2,7 @@
 nbdev and Quarto, as pieces.
 
 `parse` cuts a cell into blocks: text, headings, displayed equations, code, and
-divisions (`::: {…}`), which hold blocks again. A text, a heading and a title
+divisions (`::: {…}`), which hold blocks but no divisions. A text and a heading
 hold what stands in a line: words, literals (code, formulas, what is escaped),
 citations, references and links. Lines are kept, so a writer that puts a newline
 between blocks gives the cell back; only a displayed equation is set apart by
@@ -13,7 +13,7 @@ notebooks that leave it, `tools/export.py` for the README.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +26,6 @@ THEOREMS = {
     "cnj": "conjecture",
     "exm": "example",
 }
-CALLOUTS = ("note", "tip", "warning", "important", "caution")
 NUMBERED = ("eq", "fig", "tbl", "exr", *THEOREMS)
 KINDS = (*NUMBERED, "sec")  # what a reference leads to
 
@@ -103,44 +102,13 @@ class Code:
 
 @dataclass(frozen=True)
 class Division:
-    """`::: {…}` to `:::`.
-
-    `kind` is that of its label (thm, exr, …), or proof, solution, one of
-    CALLOUTS, or "" for what is none of the dialect. A heading that it begins
-    with is its title.
+    """`::: {#thm-x}`, `::: {.proof}` or `::: {.solution}` to `:::`; `kind` is
+    that of its label (thm, exr, …), proof or solution.
     """
 
-    attributes: str
+    kind: str
+    label: str
     pieces: tuple["Block", ...]
-    title: Heading | None = None
-
-    @property
-    def label(self) -> str:
-        found = re.search(r"#([\w-]+)", self.attributes)
-        return found[1] if found else ""
-
-    @property
-    def kind(self) -> str:
-        kind = self.label.split("-")[0]
-        if kind in THEOREMS or kind == "exr":
-            return kind
-        classes = re.findall(r"\.([\w-]+)", self.attributes)
-        known = ("proof", "solution", *(f"callout-{c}" for c in CALLOUTS))
-        return next(
-            (c.removeprefix("callout-") for c in known if c in classes), ""
-        )
-
-    @property
-    def folded(self) -> bool:
-        return self.kind == "solution" or 'collapse="true"' in self.attributes
-
-    @property
-    def depth(self) -> int:
-        "How deep divisions lie in this one."
-        return max(
-            (1 + p.depth for p in self.pieces if isinstance(p, Division)),
-            default=0,
-        )
 
 
 Block = Text | Heading | Equation | Code | Division
@@ -169,7 +137,11 @@ INLINE = re.compile(
 ENTRY = re.compile(rf"\s*-?@(?!{LABEL})([\w:-]+)(?:,\s*(.*?))?\s*", re.S)
 HEADING = re.compile(r"(#{1,6}) (.*?)(?:[ \t]*\{#(sec-[\w-]+)\}[ \t]*)?")
 FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})")
-DIVISION = re.compile(r":{3,}\s*(?:\{([^}]*)\})?\s*")
+OPENING = re.compile(
+    r":{3,}\s*\{(?:#(?P<label>(?P<named>%s)-[\w-]+)|\.(?P<kind>proof|solution))\}"
+    r"\s*" % "|".join(("exr", *THEOREMS))
+)
+CLOSING = re.compile(r":{3,}\s*")
 SET_APART = "\ue000"  # where a displayed equation was
 
 
@@ -233,110 +205,76 @@ def equations_apart(source: str, found: list[Equation]) -> str:
     return re.sub(r"\n{3,}", "\n\n", DISPLAYED.sub(apart, source))
 
 
-class Reader:
-    "Lines of one cell → blocks; `stack` has the divisions that are open."
-
-    def __init__(self):
-        self.equations: list[Equation] = []
-        self.blocks: list[Block] = []
-        self.stack: list[tuple[str, list[Block]]] = []
-        self.lines: list[str] = []
-
-    def end_text(self) -> None:
-        if self.lines:
-            self.blocks.append(Text(inline("\n".join(self.lines))))
-            self.lines = []
-
-    def add(self, block: Block) -> None:
-        self.end_text()
-        self.blocks.append(block)
-
-    def open(self, attributes: str) -> None:
-        self.end_text()
-        self.stack.append((attributes, self.blocks))
-        self.blocks = []
-
-    def close(self) -> None:
-        self.end_text()
-        attributes, outer = self.stack.pop()
-        pieces, title = self.blocks, None
-        if pieces and isinstance(pieces[0], Heading):
-            title, *pieces = pieces
-        outer.append(Division(attributes, tuple(pieces), title))
-        self.blocks = outer
-
-    def text(self, source: str) -> None:
-        for line in equations_apart(source, self.equations).split("\n"):
-            if line == SET_APART:
-                self.add(self.equations.pop(0))
-            elif heading := HEADING.fullmatch(line):
-                self.add(
-                    Heading(
-                        len(heading[1]), inline(heading[2]), heading[3] or ""
-                    )
-                )
-            elif (mark := DIVISION.fullmatch(line)) and mark[1] is not None:
-                self.open(mark[1])
-            elif mark and self.stack:
-                self.close()
-            # a division does not begin with empty lines
-            elif line.strip() or self.lines or self.blocks or not self.stack:
-                self.lines.append(line)
-
-
-def outside_code(source: str, text: Callable, code: Callable) -> None:
-    "Calls `text` or `code` on the parts of a cell, in their order."
+def parts(source: str) -> Iterator[tuple[bool, str]]:
+    "The parts of a cell in their order, and whether each is code."
     buffer, fence = [], ""
     for line in source.split("\n"):
         mark = FENCE.match(line)
         if mark and not fence:
             if buffer:
-                text("\n".join(buffer))
+                yield False, "\n".join(buffer)
             buffer, fence = [line], mark[1]
         elif fence and re.fullmatch(rf"\s*{fence}{fence[0]}*\s*", line):
-            code("\n".join([*buffer, line]))
+            yield True, "\n".join([*buffer, line])
             buffer, fence = [], ""
         else:
             buffer.append(line)
     if buffer:
-        (code if fence else text)("\n".join(buffer))
+        yield bool(fence), "\n".join(buffer)
 
 
 @lru_cache(maxsize=None)
-def parse(
-    source: str, inside: tuple[str, ...] = ()
-) -> tuple[tuple[Block, ...], tuple[str, ...]]:
-    """The blocks of a cell, and the attributes of the divisions that are open
-    at its end; `inside` are those that an earlier cell has opened.
-    """
-    reader = Reader()
-    for attributes in inside:
-        reader.open(attributes)
-    outside_code(source, reader.text, lambda code: reader.add(Code(code)))
-    still = tuple(attributes for attributes, _ in reader.stack)
-    while reader.stack:
-        reader.close()
-    reader.end_text()
-    return tuple(reader.blocks), still
-
-
 def blocks(source: str) -> tuple[Block, ...]:
-    return parse(source)[0]
+    "The blocks of a cell."
+    found, within, lines = [], [], []
+    opened = None  # the line of the division that `within` is of
+
+    def add(block: Block | None = None) -> None:
+        into = within if opened else found
+        if lines:
+            into.append(Text(inline("\n".join(lines))))
+            lines.clear()
+        if block:
+            into.append(block)
+
+    def close() -> None:
+        add()
+        kind = opened["named"] or opened["kind"]
+        found.append(Division(kind, opened["label"] or "", tuple(within)))
+        within.clear()
+
+    for code, part in parts(source):
+        if code:
+            add(Code(part))
+            continue
+        equations: list[Equation] = []
+        for line in equations_apart(part, equations).split("\n"):
+            if line == SET_APART:
+                add(equations.pop(0))
+            elif heading := HEADING.fullmatch(line):
+                level, words, label = heading.groups("")
+                add(Heading(len(level), inline(words), label))
+            elif not opened and (mark := OPENING.fullmatch(line)):
+                add()
+                opened = mark
+            elif opened and CLOSING.fullmatch(line):
+                close()
+                opened = None
+            # a division does not begin with empty lines
+            elif line.strip() or lines or within or not opened:
+                lines.append(line)
+    if opened:
+        close()
+    else:
+        add()
+    return tuple(found)
 
 
 def cells(found: Sequence[dict]) -> Iterator[tuple[dict, tuple[Block, ...]]]:
-    """The cells of a notebook, those of markdown with their blocks.
-
-    A division that goes on in a later cell is one in each, without its label
-    in all but the first: the code between them is seen.
-    """
-    still: tuple[str, ...] = ()
+    "The cells of a notebook, those of markdown with their blocks."
     for cell in found:
-        made = ()
-        if cell["cell_type"] == "markdown":
-            made, still = parse(cell["source"], still)
-            still = tuple(re.sub(r"#[\w-]+", "", open) for open in still)
-        yield cell, made
+        text = cell["cell_type"] == "markdown"
+        yield cell, blocks(cell["source"]) if text else ()
 
 
 def walk(found: Iterable[Block]) -> Iterator[Block]:
@@ -344,8 +282,7 @@ def walk(found: Iterable[Block]) -> Iterator[Block]:
     for block in found:
         yield block
         if isinstance(block, Division):
-            yield from walk([block.title] * bool(block.title))
-            yield from walk(block.pieces)
+            yield from block.pieces
 
 
 def labels(found: Iterable[Block]) -> list[str]:
@@ -403,15 +340,8 @@ class Writer:
         return block.text
 
     def division(self, block: Division) -> str:
-        colons = ":" * (3 + block.depth)
-        return "\n".join(
-            [
-                f"{colons} {{{block.attributes}}}",
-                *([self.heading(block.title)] if block.title else []),
-                *([self.write(block.pieces)] if block.pieces else []),
-                colons,
-            ]
-        )
+        mark = f"#{block.label}" if block.label else f".{block.kind}"
+        return f"::: {{{mark}}}\n{self.write(block.pieces)}\n:::"
 
     def literal(self, piece: Literal) -> str:
         return piece.text

@@ -207,29 +207,16 @@ class Plain(markup.Writer):
         """A quotation with a heading; what is folded in the book is a
         `<details>`.
         """
-        kind, title = block.kind, block.title
         body = self.write(block.pieces).strip("\n")
-        if kind in THEOREMS or kind == "exr":
-            head = f"**{self.numbered(block.label)}**"
-        else:
-            head = "*Proof.*" if kind == "proof" else f"**{kind.title()}**"
-        head = head * bool(kind)
-        if block.folded:
+        if block.kind == "solution":
             made = (
-                f"<details>\n<summary>{head.strip('*')}</summary>\n\n"
+                "<details>\n<summary>Solution</summary>\n\n"
                 f"{body}\n\n</details>"
             )
+        elif block.kind == "proof":
+            made = quoted(f"*Proof.* {body} {PROVED}")
         else:
-            if title:
-                words = self.inline(title.inline)
-                head = f"{head} ({words})" if head else f"**{words}**"
-            made = quoted(
-                f"{head} {body} {PROVED}"
-                if kind == "proof"
-                else f"{head}\n\n{body}"
-                if head
-                else body
-            )
+            made = quoted(f"**{self.numbered(block.label)}**\n\n{body}")
         return f"\n{made}\n"
 
 

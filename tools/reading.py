@@ -30,7 +30,7 @@ class Prose(markup.Writer):
         return ""
 
     def division(self, block: markup.Division) -> str:
-        return self.write((block.title,) * bool(block.title) + block.pieces)
+        return self.write(block.pieces)
 
 
 def words(found: tuple[markup.Block, ...]) -> int:
@@ -42,7 +42,7 @@ def visible_code(cell: dict) -> int:
     "Lines of code that are seen."
     source, raw = cell["source"], cell["cell_type"] == "raw"
     found, code = directives(source), without_directives(source)
-    unseen = {"remove-cell", "remove-input", "hide-input"}
+    unseen = {"remove-cell", "remove-input"}
     if (
         raw
         and "export-cpp" not in found

@@ -236,7 +236,7 @@ def test_what_stands_for_a_piece_of_cpp(code, words):
 
 
 def test_a_hidden_cell_stays_hidden():
-    for hidden in ("hide", "include: false", "echo: false", "hide_input"):
+    for hidden in ("hide", "echo: false"):
         assert fold_of(f"#| {hidden}\n#| check\n{lines(30)}") is None
 
 

@@ -524,26 +524,15 @@ def test_run_again_only_when_something_changed(checkout):
             "```\n$$ x $$ {#eq-x}\n@eq-x\n```",
         ),
         ("## Title {#sec-t}", "(sec-t)=\n## Title"),
-        ("::: {.callout-note}\nText.\n:::", ":::{note}\n\nText.\n:::"),
         (
-            "::: {.callout-tip}\n## Why\nText.\n:::",
-            ":::{admonition} Why\n:class: tip\n\nText.\n:::",
-        ),
-        (
-            "::: {#thm-a}\n## Name\nText.\n:::",
-            ":::{prf:theorem} Name\n:label: thm-a\n\nText.\n:::",
+            "::: {#thm-a}\nText.\n:::",
+            ":::{prf:theorem}\n:label: thm-a\n\nText.\n:::",
         ),
         ("::: {.proof}\nText.\n:::", ":::{prf:proof}\n\nText.\n:::"),
         ("::: {#exr-a}\nDo.\n:::", ":::{exercise}\n:label: exr-a\n\nDo.\n:::"),
         (
             "::: {.solution}\nDone.\n:::",
             ":::{admonition} Solution\n:class: dropdown\n\nDone.\n:::",
-        ),
-        (
-            "::: {#thm-a}\nText.\n::: {.callout-note}\nInner.\n:::\n:::",
-            "::::{prf:theorem}\n:label: "
-            "thm-a\n\nText.\n\n:::{note}\n\nInner.\n:::\n\n"
-            "::::",
         ),
     ],
 )
@@ -556,7 +545,6 @@ def test_markdown(quarto, myst):
     [
         ("#| hide\nx", ["remove-cell"]),
         ("#| default_exp a.b", ["remove-cell"]),
-        ("#| include: false\nx", ["remove-cell"]),
         ("#| echo: false\nx", ["remove-input"]),
         ("#| output: false\nx", ["remove-output"]),
         ("#| code-fold: true\nx", ["hide-input"]),
