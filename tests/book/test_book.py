@@ -190,13 +190,6 @@ def test_imports_point_backwards():
     assert order.violations() == []
 
 
-def test_recorded_imports_point_backwards():
-    """What the chapters really imported when they were run, not only what their
-    text says.
-    """
-    assert order.recorded_violations() == []
-
-
 def test_each_cell_has_an_identity_of_its_own():
     "Who reads a notebook with two of one name would give one another name."
     for c in chapters():

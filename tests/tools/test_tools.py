@@ -9,6 +9,7 @@ from docutils import nodes
 from docutils.utils import new_document
 from sphinx.domains import std
 
+import normalnorm
 from tests.book import toy
 from tools import bounds, dialect, export, order, plain, run
 from tools.chapters import (
@@ -347,31 +348,24 @@ def test_the_workshop_is_built_first_and_read_late(workshop):
         ("710_bench", "vice", "a later chapter"),
     ],
 )
-def test_who_imports_whom(workshop, importer, module, wrong):
-    """As the text says it and, apart from that, as the run recorded it: a
-    chapter imports from earlier chapters or from the workshop, the workshop
-    only from itself.
+def test_who_imports_whom(workshop, monkeypatch, importer, module, wrong):
+    """A chapter imports from earlier chapters or from the workshop, the
+    workshop only from itself; a module or a public name that is in it.
     """
-    record = workshop / "_build" / "executed" / f"{importer}.json"
-    record.parent.mkdir(parents=True)
-    file = f"normalnorm/{module.replace('.', '/')}.py"
-    save(record, {"dependencies": {file: "0"}})
+    monkeypatch.setattr(normalnorm, "_PUBLIC", {"x": f"normalnorm.{module}"})
+    path = workshop / "nbs" / f"{importer}.ipynb"
+    text = path.read_text()
     assert order.violations(workshop) == []
-    loaded = order.recorded_violations(workshop)
-    record.unlink()
-    edit(
-        workshop,
-        importer,
-        "#| export\\n",
-        f"#| export\\nimport normalnorm.{module}\\n",
-    )
-    imported = order.violations(workshop)
-    assert order.recorded_violations(workshop) == []
-    if not wrong:
-        assert loaded == imported == []
-        return
-    assert loaded == [f"{importer} loaded normalnorm.{module} of {wrong}"]
-    assert imported == [f"{importer} imports normalnorm.{module} of {wrong}"]
+    for way, name in (
+        ("import normalnorm.", module),
+        ("from normalnorm import ", "x"),
+        ("normalnorm.", "x"),
+    ):
+        path.write_text(
+            text.replace("#| export\\n", f"#| export\\n{way}{name}\\n")
+        )
+        said = f"{importer} imports normalnorm.{name} of {wrong}"
+        assert order.violations(workshop) == [said] * bool(wrong)
 
 
 def test_relative_imports_are_resolved():
