@@ -124,26 +124,7 @@ def forget_renamed(root: Path = ROOT) -> None:
     kept.write_text("\n".join(listed))
 
 
-NAMED = re.compile(
-    r"nbs[/\\\\]([\w.]+?)(?:\.(?:ipynb|md))?:(?:\d+:)? "
-    r"(?:WARNING|ERROR|CRITICAL)"
-)
-
-
 LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
-
-
-def read_again(messages: str, root: Path = ROOT) -> None:
-    """Sphinx says a warning once and keeps the page.
-
-    So it must forget the pages that it warned of, or the next build would pass.
-    """
-    kept = root / "_build" / ".doctrees"
-    names = set(NAMED.findall(messages))
-    for name in names:
-        (kept / "nbs" / f"{name}.doctree").unlink(missing_ok=True)
-    if not names:
-        (kept / "environment.pickle").unlink(missing_ok=True)
 
 
 # Without the parsers that jsonschema makes for seconds when it is imported, of
@@ -180,7 +161,9 @@ def sphinx(root: Path = ROOT) -> tuple[bool, bool, str]:
     done = python(*command, cwd=root, env=env)
     ended, said = finished.exists(), run.ANSI.sub("", done.stdout + done.stderr)
     if done.returncode:
-        read_again(said, root)
+        # Sphinx says a warning once and keeps the page: it must read it again
+        environment = root / "_build" / ".doctrees" / "environment.pickle"
+        environment.unlink(missing_ok=True)
     if ended and (
         warnings := [line for line in said.splitlines() if LEVEL.search(line)]
     ):

@@ -136,7 +136,11 @@ INLINE = re.compile(
 )
 ENTRY = re.compile(rf"\s*-?@(?!{LABEL})([\w:-]+)(?:,\s*(.*?))?\s*", re.S)
 HEADING = re.compile(r"(#{1,6}) (.*?)(?:[ \t]*\{#(sec-[\w-]+)\}[ \t]*)?")
-FENCE = re.compile(r"[ \t]*(`{3,}(?=[^`]*$)|~{3,})")
+FENCED = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*$.*?"
+    r"(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
+    re.M | re.S,
+)
 OPENING = re.compile(
     r":{3,}\s*\{(?:#(?P<label>(?P<named>%s)-[\w-]+)|\.(?P<kind>proof|solution))\}"
     r"\s*" % "|".join(("exr", *THEOREMS))
@@ -207,20 +211,14 @@ def equations_apart(source: str, found: list[Equation]) -> str:
 
 def parts(source: str) -> Iterator[tuple[bool, str]]:
     "The parts of a cell in their order, and whether each is code."
-    buffer, fence = [], ""
-    for line in source.split("\n"):
-        mark = FENCE.match(line)
-        if mark and not fence:
-            if buffer:
-                yield False, "\n".join(buffer)
-            buffer, fence = [line], mark[1]
-        elif fence and re.fullmatch(rf"\s*{fence}{fence[0]}*\s*", line):
-            yield True, "\n".join([*buffer, line])
-            buffer, fence = [], ""
-        else:
-            buffer.append(line)
-    if buffer:
-        yield bool(fence), "\n".join(buffer)
+    at = 0
+    for found in FENCED.finditer(source):
+        if at < found.start():
+            yield False, source[at : found.start() - 1]
+        yield True, found[0]
+        at = found.end() + 1
+    if at <= len(source):
+        yield False, source[at:]
 
 
 @lru_cache(maxsize=None)
