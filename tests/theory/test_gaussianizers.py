@@ -31,7 +31,6 @@ from normalnorm.theory.tails import (
     tail_nll,
     tail_nll_derivatives,
 )
-from tests.peers import FOLLOWS
 from tests.refusals import refusals
 
 D = torch.float64
@@ -376,61 +375,6 @@ def test_log_slope_of_the_tail_transform_is_the_logarithm_of_its_derivative(
         rtol=1e-12,
         atol=1e-14,
     )
-
-
-@pytest.mark.parametrize(
-    "g", [Power(alpha=0.5), Tail(), Chain()], ids=lambda g: type(g).__name__
-)
-def test_layers_use_the_gaussianizer_that_they_are_given(g):
-    """Each layer is `normality_norm` with that gaussianizer; without an
-    argument it is `Power()`.
-    """
-    u = torch.randn(40, 6, dtype=D) ** 3 + torch.randn(40, 6, dtype=D).exp()
-    for make, dim in (
-        (
-            lambda **o: BatchNormalNorm1d(
-                6, noise=0.0, affine=False, dtype=D, **o
-            ),
-            (0,),
-        ),
-        (
-            lambda **o: LayerNormalNorm(
-                6, noise=0.0, elementwise_affine=False, dtype=D, **o
-            ),
-            (-1,),
-        ),
-    ):
-        ours, default = make(gaussianizer=g), make()
-        expected, _ = normality_norm(u, dim, gaussianizer=g)
-        torch.testing.assert_close(ours(u), expected)
-        torch.testing.assert_close(default(u), normality_norm(u, dim)[0])
-        assert (ours(u) - default(u)).abs().max() > 0.1
-
-
-@FOLLOWS
-def test_compiles_without_breaks():
-    layer, u = (
-        BatchNormalNorm1d(4, noise=0.0, gaussianizer=Chain()),
-        torch.randn(8, 4).exp().requires_grad_(),
-    )
-    torch.compiler.reset()
-    found = []
-    for f in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
-        out = f(u)
-        found.append((out, torch.autograd.grad(out.sin().sum(), u)[0]))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-
-
-def test_bfloat16_and_channels_of_layers():
-    u = torch.randn(8, 6, 5).exp().bfloat16()
-    for layer in (
-        BatchNormalNorm1d(6, noise=0.0, gaussianizer=Chain()),
-        LayerNormalNorm(5, noise=0.0, gaussianizer=Chain()),
-    ):
-        out = layer(u)
-        assert out.dtype == torch.bfloat16 and torch.equal(
-            out, layer(u.float()).bfloat16()
-        )
 
 
 test_wrong_arguments_say_what_is_expected = refusals(
