@@ -145,15 +145,9 @@ def cited(root: Path) -> dict[str, set[str]]:
 
 
 def papers(root: Path) -> str:
-    known = plain.literature(root)
     lines = [
-        (
-            api.prose(known[key][2].rstrip(" .") + ".", {}),
-            numbers(names),
-        )
-        for key, names in sorted(
-            cited(root).items(), key=lambda pair: known[pair[0]][2]
-        )
+        (api.prose(line, {}), numbers(cited(root)[key]))
+        for key, (*_, line) in plain.literature(root).items()
     ]
     return table("paper | chapters", lines)
 

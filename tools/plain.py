@@ -92,46 +92,28 @@ def section_titles(root: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def literature(root: Path) -> dict[str, tuple[str, str, str]]:
-    "Key → (authors, year, the line for the list of references)."
+    """Key → (authors, year, the line for the list of references), in the order
+    of that list.
+    """
+    from pybtex.backends.plaintext import Backend
     from pybtex.database import parse_file
     from pybtex.richtext import Text
+    from pybtex.style.formatting.plain import Style
 
-    found = {}
-    for key, entry in parse_file(str(root / "references.bib")).entries.items():
-        plain = lambda value: str(Text.from_latex(value))
-        people = entry.persons.get("author", []) or entry.persons.get(
-            "editor", []
-        )
+    found, listed = {}, parse_file(str(root / "references.bib"))
+    style = Style(sorting_style="author_year_title")
+    for line in style.format_bibliography(listed):
+        entry = listed.entries[line.key]
+        people = entry.persons.get("author") or entry.persons.get("editor", [])
         names = [
-            plain(" ".join(p.prelast_names + p.last_names)) for p in people
+            str(Text.from_latex(" ".join(p.prelast_names + p.last_names)))
+            for p in people
         ]
-        short = (
-            names[0]
-            if len(names) == 1
-            else f"{names[0]} and {names[1]}"
-            if len(names) == 2
-            else f"{names[0]} et al."
+        authors = (
+            " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
         )
-        field = {k.lower(): plain(v) for k, v in entry.fields.items()}
-        venue = ", ".join(
-            field[k]
-            for k in (
-                "journal",
-                "booktitle",
-                "publisher",
-                "volume",
-                "pages",
-                "eprint",
-                "url",
-            )
-            if k in field
-        )
-        found[key] = (
-            short,
-            field.get("year", ""),
-            f"{', '.join(names)} ({field.get('year', '')}). "
-            f"{field.get('title', '')}. {venue}.",
-        )
+        year = entry.fields.get("year", "")
+        found[line.key] = authors, year, line.text.render(Backend())
     return found
 
 
@@ -150,7 +132,7 @@ class Plain(markup.Writer):
     """
 
     def __init__(self, root: Path, shipped: set[str]):
-        self.root, self.shipped, self.cited = root, shipped, {}
+        self.root, self.shipped, self.cited = root, shipped, set()
 
     def markdown(self, found: Iterable[markup.Block]) -> str:
         "A cell."
@@ -187,7 +169,8 @@ class Plain(markup.Writer):
     def citation(self, piece: markup.Citation) -> str:
         entries = []
         for key, remark in piece.entries:
-            authors, year, self.cited[key] = literature(self.root)[key]
+            self.cited.add(key)
+            authors, year, _ = literature(self.root)[key]
             if piece.named:
                 return f"{authors} ({year})"
             entries.append(
@@ -302,7 +285,11 @@ def notebook(chapter: Chapter) -> dict:
             r"\A# ", f"# {number} · ", cells[0]["source"]
         )
     if writer.cited:
-        lines = "\n".join(f"- {line}" for line in sorted(writer.cited.values()))
+        lines = "\n".join(
+            f"- {line}"
+            for key, (*_, line) in literature(root).items()
+            if key in writer.cited
+        )
         cells.append(
             chapters.cell("markdown", f"## References\n\n{lines}", "references")
         )

@@ -136,15 +136,6 @@ def test_compiled_noise_is_the_noise():
         )
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_a_turn_is_the_cosine_and_the_sine(word):
-    at = torch.tensor([word])
-    exact = at.double() * (2 * torch.pi * 2.0**-32)
-    for found, of in zip(noise._turn(at), (exact.cos(), exact.sin())):
-        assert (found.double() - of).abs().item() < 1.2e-7
-
-
 # PyTorch, Triton and what the library requires are all that is there
 MEASURED = """
 import contextlib, io, json, sys
