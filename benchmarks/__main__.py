@@ -1,9 +1,8 @@
 """Measure everything, or the parts that are named, for each instruction set and
 number of threads, and keep a file for each in results/benchmarks.
 
-What is there from this code is not measured again, unless it is named or with
---again. Each part is kept when it is finished, so an interrupted run goes on
-where it was.
+What is there from this code is not measured again, unless it is named. Each
+part is kept when it is finished, so an interrupted run goes on where it was.
 """
 
 import argparse
@@ -40,7 +39,6 @@ def kept(
     pairs: int,
     out: Path,
     quick: bool,
-    again: bool,
     tell: Callable[[str], None] = print,
 ) -> None:
     """Measure parts in this process, one after another, each of which is
@@ -53,12 +51,12 @@ def kept(
     record, todo = (
         (files.nothing(), asked or list(parts))
         if quick
-        else files.begin(path, here, asked, list(parts), pairs, again)
+        else files.begin(path, here, asked, list(parts), pairs)
     )
     if not todo:
         tell(
             f"{path.name} has all parts, of this code and {pairs} pairs; "
-            "--again measures them anew"
+            "who names parts has them measured anew"
         )
     for number, part in enumerate(todo, 1):
         tell(f"{path.stem}: {part}, part {number} of {len(todo)}")
@@ -112,7 +110,6 @@ def in_this_process(given: argparse.Namespace) -> int:
         3 if given.quick else given.pairs,
         given.out.resolve(),
         given.quick,
-        given.again,
         tell=partial(print, flush=True),
     )
     return 0
@@ -149,11 +146,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--out", type=Path, default=files.OUT, help="folder for the rows"
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="measure also what is there from this code",
     )
     parser.add_argument(
         "--quick",

@@ -111,7 +111,6 @@ def begin(
     asked: list[str],
     known: list[str],
     pairs: int,
-    again: bool,
 ) -> tuple[dict, list[str]]:
     """What a file holds of this environment, and the parts to measure: those
     that were asked for; where none was, all that it does not have, of as many
@@ -134,7 +133,7 @@ def begin(
     return record, asked or [
         part
         for part in known
-        if again or record["parts"].get(part, {}).get("pairs") != pairs
+        if record["parts"].get(part, {}).get("pairs") != pairs
     ]
 
 

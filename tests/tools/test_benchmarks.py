@@ -304,9 +304,7 @@ def run(monkeypatch, tmp_path):
 
         return rows
 
-    def go(
-        *asked, parts=("machine", "layers"), pairs=9, again=False, quick=False
-    ):
+    def go(*asked, parts=("machine", "layers"), pairs=9, quick=False):
         calls.clear()
         command.kept(
             {name: part(name) for name in parts},
@@ -315,7 +313,6 @@ def run(monkeypatch, tmp_path):
             pairs,
             tmp_path,
             quick,
-            again,
             tell=lambda line: None,
         )
         return list(calls)
@@ -333,7 +330,6 @@ def test_an_interrupted_run_goes_on(run):
     assert run.rows() == {"machine": 1}  # what was finished is kept
     assert run(parts=("machine", "layers")) == ["layers"]
     assert run() == [] and set(run.rows()) == {"machine", "layers"}
-    assert run(again=True) == ["machine", "layers"]
     assert run(pairs=10) == ["machine", "layers"]  # not of that many yet
     assert run(quick=True) == ["machine", "layers"]  # reads nothing
 
