@@ -883,9 +883,9 @@ def test_threads_may_share_a_split(tmp_path):
 # ---- streams ----
 
 
-def write_stream(folder, name, counts=(23, 4, 31)):
-    "Files of as many examples, which tell their number."
-    entry = hub.ENTRIES[name]
+def write_stream(folder, name):
+    "Three files, whose examples tell their number."
+    entry, counts = hub.ENTRIES[name], (23, 4, 31)
     for source in entry.examples:
         for file, count in enumerate(counts):
             start = sum(counts[:file])

@@ -78,9 +78,9 @@ def small(name, seed=0, **arguments):
     return models.build(name, **{**SMALL[name][0], **arguments})
 
 
-def batch(name, seed=1):
+def batch(name):
     shape = SMALL[name][1]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     return (
         torch.randint(11, shape, generator=generator)
         if len(shape) == 2

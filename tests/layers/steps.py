@@ -72,12 +72,12 @@ def uncut(layer):
     return layer
 
 
-def reloaded(saved, weights_only: bool = True):
+def reloaded(saved):
     "Through a file."
     file = io.BytesIO()
     torch.save(saved, file)
     file.seek(0)
-    return torch.load(file, weights_only=weights_only)
+    return torch.load(file, weights_only=True)
 
 
 def refusal(act: Callable) -> str:

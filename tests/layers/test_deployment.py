@@ -431,8 +431,9 @@ def test_only_pairs_that_belong_together_are_folded(untraceable, replaced):
         }
 
 
-def dense(norm=normalnorm.BatchNormalNorm1d):
-    return nn.Sequential(nn.Linear(3, 4), norm(4)).eval()
+def dense():
+    norm = normalnorm.BatchNormalNorm1d(4)
+    return nn.Sequential(nn.Linear(3, 4), norm).eval()
 
 
 def test_fused_layers_fold_and_keep_their_activation():
