@@ -1,11 +1,7 @@
-#!/usr/bin/env python3
 """Make the image data that normalnorm ships: a subset of Fashion-MNIST, and
 scikit-learn's digits.
 
-    python tools/make_fashion_subset.py both files, into
-    normalnorm/experiments/data_files/ python tools/make_fashion_subset.py
-    --only fashion one of them ("fashion" or "digits") python
-    tools/make_fashion_subset.py --out DIR elsewhere
+    python -m tools.make_fashion_subset
 
 Fashion-MNIST comes from Debian's package (apt-get install
 dataset-fashion-mnist), digits from an installed scikit-learn.
@@ -15,10 +11,8 @@ this Python was built with). Prints the SHA-256 that normalnorm.experiments.data
 records.
 """
 
-import argparse
 import hashlib
 import io
-import sys
 import zipfile
 from pathlib import Path
 
@@ -85,8 +79,7 @@ def fashion(source: Path = SOURCE) -> bytes:
     if not (source / "train-images-idx3-ubyte.gz").exists():
         raise SystemExit(
             f"no Fashion-MNIST in {source}: apt-get install "
-            "dataset-fashion-mnist, or give its folder with "
-            "--source"
+            "dataset-fashion-mnist"
         )
     arrays = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
@@ -124,48 +117,15 @@ def digits() -> bytes:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def write(name: str, content: bytes) -> None:
+    "A file of the package's data."
+    (OUT / name).write_bytes(content)
+    print(
+        f"{OUT / name}  {len(content) / 1e6:.2f} MB  sha256 "
+        f"{hashlib.sha256(content).hexdigest()}"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=OUT,
-        help="folder to write to (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--source",
-        type=Path,
-        default=SOURCE,
-        help="folder of the Fashion-MNIST files (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--only", choices=("fashion", "digits"), help="make one file only"
-    )
-    options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name, make in (
-        ("fashion", lambda: fashion(options.source)),
-        ("digits", digits),
-    ):
-        if options.only in (None, name):
-            path = (
-                options.out
-                / {
-                    "fashion": "fashion_mnist_subset.npz",
-                    "digits": "digits.npz",
-                }[name]
-            )
-            content = make()
-            path.write_bytes(content)
-            print(
-                f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
-                f"{hashlib.sha256(content).hexdigest()}"
-            )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write("digits.npz", digits())
+    write("fashion_mnist_subset.npz", fashion())

@@ -1,10 +1,8 @@
 """Make the text that normalnorm ships: one million characters of the Python
 standard library's own sources.
 
-    python -m tools.make_stdlib_text               into the package's data
-    python -m tools.make_stdlib_text --source LIB  from the folder Lib of
-        CPython 3.11.7 (default: this Python's, if it is that version)
-    python -m tools.make_stdlib_text --out DIR     elsewhere
+    python -m tools.make_stdlib_text LIB    from the folder Lib of CPython
+        3.11.7 (default: this Python's, if it is that version)
 
 Which files: modules of the library proper (no tests, no tables, no third-party
 packages), pure ASCII without control characters other than the line feed, 5 to
@@ -18,7 +16,6 @@ The same sources give the same bytes. Prints the SHA-256 that
 normalnorm.experiments.text records.
 """
 
-import argparse
 import hashlib
 import re
 import sys
@@ -27,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.make_fashion_subset import OUT, archive
+from tools.make_fashion_subset import archive, write
 
 VERSION, LENGTH = "3.11.7", 1_000_000
 SKIPPED = (
@@ -119,39 +116,17 @@ def text(source: Path) -> bytes:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--source", type=Path, help=f"the folder Lib of CPython {VERSION}"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=OUT,
-        help="folder to write to (default: %(default)s)",
-    )
-    options = parser.parse_args(argv)
-    if options.source is None:
-        if sys.version.split()[0] != VERSION:
-            raise SystemExit(
-                f"this is Python {sys.version.split()[0]}, and "
-                f"the text is of {VERSION}: give that version's "
-                "folder Lib with --source"
-            )
-        options.source = Path(sysconfig.get_path("stdlib"))
-    content = text(options.source)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "stdlib.npz"
-    path.write_bytes(content)
-    print(
-        f"{path}  {len(content) / 1e6:.2f} MB  sha256 "
-        f"{hashlib.sha256(content).hexdigest()}"
-    )
-    return 0
+def sources() -> Path:
+    "The folder that is given, or this Python's."
+    if sys.argv[1:]:
+        return Path(sys.argv[1])
+    if sys.version.split()[0] != VERSION:
+        raise SystemExit(
+            f"this is Python {sys.version.split()[0]}, and the text is of "
+            f"{VERSION}: give that version's folder Lib"
+        )
+    return Path(sysconfig.get_path("stdlib"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write("stdlib.npz", text(sources()))
