@@ -9,7 +9,6 @@ are measured in turn. A run here has three epochs; what it costs once weighs
 ten times as much as in the thirty of the book.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -59,28 +58,22 @@ def bare(
         evaluate(model, data[split])
 
 
-def work(quick: bool, folder: Path) -> tuple[dict[str, Callable], Callable]:
+def work(folder: Path) -> tuple[dict[str, Callable], Callable]:
     """What is measured, by name, and what it is measured against: `train` with
     its defaults.
 
     All begin with the same weights. Where the last epoch is the chosen one,
     `train` looks at the test set once, otherwise twice; so does the bare loop.
     """
-    name = "digits" if quick else "fashion"
     data: Data = {
-        split: load(
-            name, split, 128 if quick else 2000 if split == "train" else 1000
-        )
+        split: load("fashion", split, 2000 if split == "train" else 1000)
         for split in SPLITS
     }
-    settings: dict[str, Any] = {
-        "epochs": 1 if quick else 3,
-        "batch": 32 if quick else 128,
-    }
+    settings: dict[str, Any] = {"epochs": 3, "batch": 128}
 
     def made() -> torch.nn.Module:
         with seeded("weights", 0):
-            return SmallResNet(width=4 if quick else 16, stem_stride=2)
+            return SmallResNet(width=16, stem_stride=2)
 
     def run(checkpoint: bool = False, callbacks=(), **changed: Any) -> dict:
         file = folder / "run.pt"
@@ -106,13 +99,13 @@ def work(quick: bool, folder: Path) -> tuple[dict[str, Callable], Callable]:
     }, run
 
 
-def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
+def idle() -> dict[str, Any]:
     """What a callback that does nothing adds to a step, in microseconds: the
     median over pairs of runs of a network of 40 modules that do nothing, beside
     which it is not lost, and an interval as that of `measure.summary`.
     """
     data: Data = {split: load("digits", split, 256) for split in SPLITS}
-    settings = Settings(epochs=2 if quick else 20, batch=32)
+    settings = Settings(epochs=20, batch=32)
     steps, found = settings.epochs * 256 // settings.batch, []
 
     def run(callbacks: tuple[Callable, ...]) -> float:
@@ -127,7 +120,7 @@ def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
         )
 
     run(())
-    for k in range(rounds):
+    for k in range(ROUNDS):
         order = ((), (lambda moment: None,))[:: (-1) ** k]
         taken = {bool(callbacks): run(callbacks) for callbacks in order}
         found.append(1e6 * (taken[True] - taken[False]) / steps)
@@ -136,14 +129,14 @@ def idle(rounds: int, quick: bool = False) -> dict[str, Any]:
     return {
         "work": "a callback that does nothing",
         "against": "no callback",
-        "µs a step": round(found[rounds // 2], 1),
+        "µs a step": round(found[ROUNDS // 2], 1),
         "low": round(low, 1),
         "high": round(high, 1),
-        "pairs": rounds,
+        "pairs": ROUNDS,
     }
 
 
-def rows(rounds: int, quick: bool = False) -> Iterator[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     """The ratio of each one's time to that of `train`, with an interval; and
     what an idle callback adds to a step.
     """
@@ -151,9 +144,9 @@ def rows(rounds: int, quick: bool = False) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            ours, plain = work(quick, Path(folder))
-            found = ratios(ours, plain, rounds, clock=time.process_time, warm=1)
-        alone = idle(rounds, quick)
+            ours, plain = work(Path(folder))
+            found = ratios(ours, plain, ROUNDS, clock=time.process_time, warm=1)
+        alone = idle()
     finally:
         torch.set_num_threads(threads)
     for name, row in found.items():
@@ -162,25 +155,10 @@ def rows(rounds: int, quick: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.loop", description=__doc__
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=ROUNDS,
-        help=f"timings of each (default {ROUNDS})",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="small, and nothing is written: does it run?",
-    )
-    given = parser.parse_args()
     BUSY.forget()
     # before: the code that is measured is the one that was imported
     made, begun, found = files.environment(1), time.perf_counter(), []
-    for row in rows(given.rounds, given.quick):
+    for row in rows():
         print(
             f"{row['work']}: {row['p50']:.3f} of the time of train "
             f"[{row['low']:.3f}, {row['high']:.3f}]"
@@ -190,14 +168,13 @@ def main() -> None:
             flush=True,
         )
         found.append(row)
-    if not given.quick:
-        record = made | {
-            "clock": "processor time of the process",
-            "others": BUSY.share(),
-            "seconds": round(time.perf_counter() - begun),
-            "rows": found,
-        }
-        save(OUT, record)
+    record = made | {
+        "clock": "processor time of the process",
+        "others": BUSY.share(),
+        "seconds": round(time.perf_counter() - begun),
+        "rows": found,
+    }
+    save(OUT, record)
 
 
 if __name__ == "__main__":
