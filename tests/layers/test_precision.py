@@ -7,7 +7,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from normalnorm.layers import functional as F
@@ -29,22 +28,6 @@ EVERY |= {
     ),
 }
 SYNCHRONIZED = [n for n in EVERY if n.startswith("sync")]
-
-
-@pytest.fixture
-def exchanging(tmp_path, monkeypatch):
-    "Synchronized layers go through their exchanges, in a group of one process."
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
-    )
-    for name in (
-        "SyncBatchNormalNorm",
-        "SyncDecorrelatedBatchNorm",
-        "SyncDecorrelatedBatchNormalNorm",
-    ):
-        monkeypatch.setattr(C[name], "_exchanges", lambda self: self.training)
-    yield
-    dist.destroy_process_group()
 
 
 def large(name, dtype, training=True, bias=100.0) -> nn.Module:

@@ -37,33 +37,23 @@ SHARES = (4, 0, 3)
         normalnorm.DecorrelatedBatchNormalNorm2d,
     ],
 )
-def test_every_number_of_axes_through_the_exchange(
-    kind, shape, tmp_path, monkeypatch
-):
-    """A group of one process that exchanges all the same: output, gradients and
-    averages are those of the same batch with its positions in a row, by the
-    layer for one process.
+def test_every_number_of_axes_through_the_exchange(kind, shape, exchanging):
+    """Output, gradients and averages are those of the same batch with its
+    positions in a row, by the layer for one process.
     """
     u, g = torch.randn(2, *shape, dtype=torch.float64)
     plain = kind is normalnorm.DecorrelatedBatchNorm2d
     single = kind(5, dtype=torch.float64, **({} if plain else {"noise": 0.0}))
     several = convert_sync(copy.deepcopy(single))
-    monkeypatch.setattr(type(several), "_exchanges", lambda self: True)
     in_a_row = lambda x: (
         x.transpose(0, 1).reshape(5, -1).T.reshape(-1, 5, 1, 1).contiguous()
     )
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
-    )
-    try:
-        found = run(several, u, g)
-        for wrong in (
-            u.reshape(5, -1)[:, 0],
-            u.reshape(*shape, *(1,) * (6 - u.ndim)),
-        ):
-            assert "batch, channels" in refusal(lambda: several(wrong))
-    finally:
-        dist.destroy_process_group()
+    found = run(several, u, g)
+    for wrong in (
+        u.reshape(5, -1)[:, 0],
+        u.reshape(*shape, *(1,) * (6 - u.ndim)),
+    ):
+        assert "batch, channels" in refusal(lambda: several(wrong))
     torch.testing.assert_close(
         [*map(in_a_row, found), *several.buffers()],
         [*run(single, in_a_row(u), in_a_row(g)), *single.buffers()],
