@@ -409,6 +409,8 @@ _REPLACING = (
     "freeze_batch_norm_2d",
     "unfreeze_batch_norm_2d",
 )
+# how PyTorch comes from a model's buffers to its modules
+_WALKS = ("named_modules", "_named_members", "named_buffers")
 # and functions that take a batch norm for an affine map
 _FUSING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
 
@@ -452,6 +454,20 @@ class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
                 self, caller.f_code.co_name, caller.f_locals
             )
         return super().named_children()
+
+    def named_modules(self, *args, **options) -> Iterator:
+        """As of any module. timm's `distribute_bn`, which shares out averages
+        that it knows by name, asks for it on its way: then the others are, too.
+        """
+        caller: Any = sys._getframe(1)
+        while caller and caller.f_code.co_name in _WALKS:
+            caller = caller.f_back
+        if caller and caller.f_code.co_name == "distribute_bn":
+            module = f"{__package__}.running_averages"
+            importlib.import_module(module).as_elsewhere(
+                self, "distribute_bn", caller.f_locals
+            )
+        return super().named_modules(*args, **options)
 
 
 class _BatchNormalNorm(_BatchLayer):

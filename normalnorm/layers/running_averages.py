@@ -10,6 +10,7 @@ __all__ = ["is_batch_layer", "update_bn", "freeze", "unfreeze", "as_elsewhere"]
 
 # %% ../../nbs/271_layers.running_averages.ipynb #2711a006
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -196,7 +197,8 @@ def as_elsewhere(
     """Do with a batch layer what a `function` of PyTorch or timm does with
     PyTorch's: it freezes or unfreezes the running averages, or synchronizes the
     layer, and the object that it has made in the layer's place becomes a second
-    name of the layer.
+    name of the layer. Or it shares out, over all processes, those averages that
+    timm does not know by name.
 
     `seen`: the local variables of the function. Raises `NotImplementedError`
     for a layer without a synchronized form, and `RuntimeError` where the
@@ -211,6 +213,16 @@ def as_elsewhere(
         >>> type(seen["module_output"]).__name__
         'SyncBatchNormalNorm'
     """
+    if function == "distribute_bn":
+        for name, average in layer.named_buffers(recurse=False):
+            if not re.match("running_(?!mean|var)", name):
+                continue
+            if seen["reduce"]:
+                torch.distributed.all_reduce(average)
+                average /= seen["world_size"]
+            else:
+                torch.distributed.broadcast(average, 0)
+        return
     if function != "convert_sync_batchnorm":
         (unfreeze if function.startswith("un") else freeze)(layer)
         return

@@ -13,6 +13,7 @@ from normalnorm import to_normality
 from normalnorm.layers.running_averages import update_bn
 from normalnorm.layers.sync import convert_sync
 from normalnorm.theory.newton import newton_lambda
+from tests.layers.steps import share, together
 from tests.peers import installed
 
 LAYERS = (
@@ -139,17 +140,60 @@ def test_timm_freezes_and_unfreezes():
     assert not same(averages(model), before)
 
 
-def test_timm_shares_out_all_averages_but_the_transforms(monkeypatch):
-    "So chapter 271 says; it goes by their names."
-    model, sent = network(), []
-    monkeypatch.setattr(
-        torch.distributed, "broadcast", lambda t, _: sent.append(t.data_ptr())
-    )
-    installed("timm.utils").distribute_bn(model, 2)
-    layer = model[1]
-    assert sent == [
-        t.data_ptr() for t in (layer.running_mean, layer.running_var)
-    ]
+def in_one_of_two(rank: int) -> dict:
+    "What timm and the converters do in one of two processes."
+    torch.manual_seed(rank)
+    utils, found = installed("timm.utils"), {}
+    for reduce in (True, False):
+        model = nn.Sequential(
+            network(), normalnorm.DecorrelatedBatchNormalNorm2d(4)
+        )
+        model(torch.randn(8, 3, 6, 6).exp())
+        before = averages(model)
+        utils.distribute_bn(model, 2, reduce)
+        found[reduce] = before, averages(model)
+    for convert in (
+        nn.SyncBatchNorm.convert_sync_batchnorm,
+        installed("timm.layers").convert_sync_batchnorm,
+    ):
+        layer = convert(normalnorm.BatchNormalNorm2d(3, noise=0.0))
+        found[convert.__module__] = (
+            layer(batch()[share(rank, SHARES)]),
+            averages(layer),
+        )
+    return found
+
+
+SHARES = (3, 5)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 3, 4, 4, generator=torch.manual_seed(5)).exp()
+
+
+@pytest.mark.processes
+def test_two_processes():
+    """`distribute_bn` shares out every average, by mean or from the first; a
+    converted layer computes what one process does with the whole batch.
+    """
+    one, other = together(2, in_one_of_two)
+    for reduce in (True, False):
+        (first, after), (second, same_) = one[reduce], other[reduce]
+        assert same(after, same_) and "1.running_covariance" in after
+        for name, value in after.items():
+            if "running" in name:
+                assert not torch.equal(first[name], second[name])
+                expected = first[name]
+                if reduce:
+                    expected = (first[name] + second[name]) / 2
+                torch.testing.assert_close(value, expected)
+    alone = normalnorm.BatchNormalNorm2d(3, noise=0.0)
+    out = alone(batch())
+    for key in [key for key in one if isinstance(key, str)]:
+        shares = [found[key][0] for found in (one, other)]
+        torch.testing.assert_close(torch.cat(shares), out, rtol=1e-5, atol=1e-5)
+        for name, value in averages(alone).items():
+            torch.testing.assert_close(one[key][1][name], value)
 
 
 def test_lightning_trains_frozen_layers_parameters():
