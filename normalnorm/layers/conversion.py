@@ -468,7 +468,7 @@ def _recognized(module: nn.Module) -> _Recognized | None:
     draw = torch.Generator().manual_seed(0)
     try:
         model = copy.deepcopy(module).to_empty(device="cpu").float().eval()
-        options = dict(generator=draw, dtype=torch.float32, device="cpu")
+        options: Any = dict(generator=draw, dtype=torch.float32, device="cpu")
         for value in model.parameters():
             value.data = torch.rand(shape, **options) + 0.5
         u = torch.randn(4, 3, *shape, **options) + 1

@@ -409,8 +409,8 @@ _REPLACING = (
     "freeze_batch_norm_2d",
     "unfreeze_batch_norm_2d",
 )
-# how PyTorch comes from a model's buffers to its modules
-_WALKS = ("named_modules", "_named_members", "named_buffers")
+# where PyTorch goes from a model's buffers to its modules
+_MODULE = nn.Module.named_modules.__code__.co_filename
 # and functions that take a batch norm for an affine map
 _FUSING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
 
@@ -460,7 +460,7 @@ class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
         that it knows by name, asks for it on its way: then the others are, too.
         """
         caller: Any = sys._getframe(1)
-        while caller and caller.f_code.co_name in _WALKS:
+        while caller and caller.f_code.co_filename == _MODULE:
             caller = caller.f_back
         if caller and caller.f_code.co_name == "distribute_bn":
             module = f"{__package__}.running_averages"

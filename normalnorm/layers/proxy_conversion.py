@@ -165,7 +165,7 @@ class _Reading:
 
     def called(self, node: fx.Node) -> str:
         "The name of the module that a node calls."
-        return _joined(self._of[node], node.target)
+        return _joined(self._of[node], str(node.target))
 
     def module(self, node: fx.Node) -> nn.Module | None:
         called = node.op == "call_module"
@@ -285,7 +285,7 @@ def _as_module(node: fx.Node) -> nn.Module:
         target = getattr(torch, name, None) or getattr(F, name)
     args = node.args[1:]
     kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
-    known = _KNOWN.get(named_activation(target)[0])
+    known = _KNOWN.get(str(named_activation(target)[0]))
     return (
         known()
         if known and not (args or kwargs)
@@ -321,7 +321,7 @@ def _set_apart(owner: nn.Module) -> nn.Module:
         before = node.all_input_nodes[0]
         if before.op != "call_module":
             return None
-        module = owner.get_submodule(before.target)
+        module = owner.get_submodule(str(before.target))
         return source(before) if isinstance(module, nn.Identity) else module
 
     like, seen, usual = copy.copy(owner), set(), vars(nn.Module())

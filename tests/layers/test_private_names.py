@@ -36,6 +36,7 @@ LIBRARY = {
     },
     "decorrelated.py": {"_load_from_state_dict"},
     "conversion.py": {"_metadata"},
+    "proxy_conversion.py": {"_modules"},
     "hybrids.py": {"_C", "_current_graph_task_id"},
     "prelayer.py": {"_load_from_state_dict", "_conv_forward"},
 }
@@ -218,6 +219,7 @@ def test_without():
                 "running_var",
                 "running_lambda",
                 "num_batches_tracked",
+                "_extra_state",
             ],
             True,
             True,
