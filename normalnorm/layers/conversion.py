@@ -1225,7 +1225,7 @@ def _restore(
             )
         todo.append((module, cls, rule))
     for module, cls, rule in todo:
-        if cls is not type(module):
+        if not isinstance(module, cls):
             _gaussianize(module, cls, rule)
         module._adopt(rule)
     _guard(model)

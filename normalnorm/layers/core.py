@@ -187,13 +187,14 @@ class Rule(NamedTuple):
 
         try:
             rule = value(ast.parse(text, mode="eval").body)
-            assert isinstance(rule, cls)
-        except (AssertionError, KeyError, SyntaxError, TypeError, ValueError):
-            raise ValueError(
-                f"{text!r} is not a rule of {', '.join(known)}: where its "
-                "gaussianizer is from another module, import that first"
-            ) from None
-        return rule
+        except (KeyError, SyntaxError, TypeError, ValueError):
+            rule = None
+        if isinstance(rule, cls):
+            return rule
+        raise ValueError(
+            f"{text!r} is not a rule of {', '.join(known)}: where its "
+            "gaussianizer is from another module, import that first"
+        )
 
     def without_noise(self) -> "Rule":
         "The rule without noise."

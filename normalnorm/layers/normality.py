@@ -95,12 +95,12 @@ def saved_rule(state: Any) -> Rule | None:
     """
     if (
         not isinstance(state, Tensor)
-        or state.dtype != torch.uint8
+        or (state.dtype, state.ndim) != (torch.uint8, 1)
         or state.is_meta
+        or bytes(state[:5].tolist()) != b"Rule("
     ):
         return None
-    text = bytes(state.tolist()).decode().rstrip()
-    return Rule.parse(text) if text.startswith("Rule(") else None
+    return Rule.parse(bytes(state.tolist()).decode().rstrip())
 
 
 class _NormalNorm(Leaf):
@@ -409,10 +409,30 @@ _REPLACING = (
     "freeze_batch_norm_2d",
     "unfreeze_batch_norm_2d",
 )
-# where PyTorch goes from a model's buffers to its modules
-_MODULE = nn.Module.named_modules.__code__.co_filename
+# one that shares out running averages which it knows by name
+_SHARING = ("distribute_bn",)
 # and functions that take a batch norm for an affine map
 _FUSING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
+
+
+# where PyTorch goes from a model to its buffers and modules
+_MODULE = nn.Module.named_modules.__code__.co_filename
+
+
+def _met(layer: nn.Module, functions: tuple[str, ...]) -> None:
+    """Where one of these functions asks a layer, perhaps through PyTorch's
+    walks over a model, do with it what they do with PyTorch's.
+    """
+    if torch.compiler.is_compiling():
+        return
+    caller: Any = sys._getframe(2)
+    while caller and caller.f_code.co_filename == _MODULE:
+        caller = caller.f_back
+    if caller and caller.f_code.co_name in functions:
+        module = f"{__package__}.running_averages"
+        importlib.import_module(module).as_elsewhere(
+            layer, caller.f_code.co_name, caller.f_locals
+        )
 
 
 class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
@@ -447,26 +467,14 @@ class _BatchLayer(_ChannelNormalNorm, _BatchNorm):
         puts another object in a batch norm's place: where one does, that object
         becomes what ours is (`normalnorm.layers.running_averages`).
         """
-        caller = sys._getframe(1)
-        if caller.f_code.co_name in _REPLACING:
-            module = f"{__package__}.running_averages"
-            importlib.import_module(module).as_elsewhere(
-                self, caller.f_code.co_name, caller.f_locals
-            )
+        _met(self, _REPLACING)
         return super().named_children()
 
     def named_modules(self, *args, **options) -> Iterator:
         """As of any module. timm's `distribute_bn`, which shares out averages
         that it knows by name, asks for it on its way: then the others are, too.
         """
-        caller: Any = sys._getframe(1)
-        while caller and caller.f_code.co_filename == _MODULE:
-            caller = caller.f_back
-        if caller and caller.f_code.co_name == "distribute_bn":
-            module = f"{__package__}.running_averages"
-            importlib.import_module(module).as_elsewhere(
-                self, "distribute_bn", caller.f_locals
-            )
+        _met(self, _SHARING)
         return super().named_modules(*args, **options)
 
 

@@ -56,14 +56,14 @@ class _Reader(fx.Tracer):
         return isinstance(m, classes()) or not any(True for _ in m.children())
 
 
-def _graph(model: nn.Module, tracer: fx.Tracer) -> fx.Graph:
+def _graph(model: nn.Module) -> fx.Graph:
     "What flows where in a model's forward; nothing is computed."
     defaults = {
         name: p.default
         for name, p in inspect.signature(model.forward).parameters.items()
         if p.default is not inspect.Parameter.empty
     }
-    return tracer.trace(model, concrete_args=defaults)
+    return _Reader().trace(model, concrete_args=defaults)
 
 
 # %% ../../nbs/420_layers.proxy_conversion.ipynb #e20a0009
@@ -86,9 +86,8 @@ def _is_activation(module: nn.Module) -> bool:
         return True
     try:
         check_activation(module)
-        still = copy.deepcopy(
-            module
-        ).eval()  # what drops at random does nothing
+        # in evaluation, where what drops at random does nothing
+        still = copy.deepcopy(module).eval()
         x = torch.linspace(-3, 3, 7)
         own = next(module.parameters(), x)
         x = x.to(own.device, own.dtype)
@@ -96,6 +95,35 @@ def _is_activation(module: nn.Module) -> bool:
             return own.is_meta or not torch.equal(still(x.clone()), x)
     except Exception:  # no activation, then
         return False
+
+
+class _Function(nn.Module):
+    """The function or method of one tensor that a node calls, as a module; out
+    of place. The tensor stands where `...` does.
+    """
+
+    def __init__(self, node: fx.Node):
+        super().__init__()
+        (before,) = node.all_input_nodes
+        put: Any = lambda value: ... if value is before else value
+        options = {k: v for k, v in node.kwargs.items() if k != "inplace"}
+        self.args = map_aggregate(node.args, put)
+        self.options = map_aggregate(options, put)
+        self.target: Any = node.target
+        name = str(getattr(self.target, "__name__", self.target))
+        if name.endswith("_"):
+            self.target = getattr(torch, name[:-1], None) or name[:-1]
+
+    def forward(self, input: Tensor) -> Tensor:
+        put: Any = lambda value: input if value is ... else value
+        args: Any = map_aggregate(self.args, put)
+        options: Any = map_aggregate(self.options, put)
+        if callable(self.target):
+            return self.target(*args, **options)
+        return getattr(args[0], self.target)(*args[1:], **options)
+
+    def extra_repr(self) -> str:
+        return getattr(self.target, "__name__", self.target)
 
 
 def _function(node: fx.Node) -> str:
@@ -107,19 +135,8 @@ def _function(node: fx.Node) -> str:
         or len(node.all_input_nodes) != 1
     ):
         return ""
-    before = node.all_input_nodes[0]
-
-    def apply(x: Tensor) -> Tensor:
-        put = lambda value: x if value is before else value
-        args = map_aggregate(node.args, put)
-        kwargs = map_aggregate(node.kwargs, put)
-        return (
-            node.target(*args, **kwargs)
-            if callable(node.target)
-            else getattr(x, node.target)(*args[1:], **kwargs)
-        )
-
     try:
+        apply = _Function(node)
         check_activation(apply)
         x = torch.linspace(-3, 3, 13, device="cpu")
         bends = bool(apply(x).diff(n=2).abs().max() > 1e-4)
@@ -151,7 +168,7 @@ class _Reading:
         ):
             return
         try:
-            nodes = _graph(part, _Reader()).nodes
+            nodes = _graph(part).nodes
         except Exception as error:  # whatever the model's own code does
             self.unread[part] = f"{type(error).__name__}: {error}"
             for child, module in part.named_children():
@@ -176,6 +193,14 @@ class _Reading:
         stack = [p for p, _ in node.meta.get("nn_module_stack", {}).values()]
         stack = stack[: -1 if node.op == "call_module" else None]
         return _joined(self._of[node], next(reversed(stack), ""))
+
+    def caller(self, name: str) -> nn.Module:
+        "The module that calls the one of that name: a list has no forward."
+        for above in reversed(_containing(name)):
+            module = self.modules[above]
+            if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+                return module
+        return self.modules[""]
 
     def outside(self, node: fx.Node) -> str:
         """The part that ends with a node's result, so that what follows it is
@@ -259,37 +284,18 @@ class _Calls(fx.Tracer):
         return True
 
 
-class _Function(nn.Module):
-    "A function of a tensor as a module."
-
-    def __init__(self, function: Any, args: tuple, kwargs: dict):
-        super().__init__()
-        self.function, self.args, self.kwargs = function, args, kwargs
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.function(input, *self.args, **self.kwargs)
-
-    def extra_repr(self) -> str:
-        return self.function.__name__
-
-
 _KNOWN = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
 def _as_module(node: fx.Node) -> nn.Module:
-    "An activation that is a function or a method, as a module; out of place."
-    target: Any = node.target
-    name = target if isinstance(target, str) else target.__name__
-    if isinstance(target, str) or name.endswith("_"):
-        name = name.rstrip("_")
-        target = getattr(torch, name, None) or getattr(F, name)
-    args = node.args[1:]
-    kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
+    "An activation that is a function or a method, as a module."
+    made = _Function(node)
+    target = made.target
+    if isinstance(target, str):
+        target = getattr(torch, target, target)
     known = _KNOWN.get(str(named_activation(target)[0]))
     return (
-        known()
-        if known and not (args or kwargs)
-        else (_Function(target, args, kwargs))
+        known() if known and (made.args, made.options) == ((...,), {}) else made
     )
 
 
@@ -375,7 +381,9 @@ class _Apart:
         names = {module: names for names, module in _walk(model)}
         found = self._shared(reading, names, wanted)
         for activation in {reading.module(node) for node in found}:
-            if activation and next(activation.parameters(), None) is None:
+            if activation is None:
+                continue
+            if next(activation.parameters(), None) is None:
                 for name in names[activation][1:]:
                     self._put(name, copy.deepcopy(activation))
         if self._before:
@@ -407,9 +415,8 @@ class _Apart:
                 and not wanted(names[norm], norm)
             ):
                 node = reading.activation(calls[0])
-                module = node is not None and reading.module(node)
                 if node is not None and (
-                    not module or len(reading.calls[module]) > 1
+                    len(reading.calls.get(reading.module(node), [])) != 1
                 ):
                     found.append(node)
         return found
@@ -482,16 +489,15 @@ def _plan(
         function = "" if after is None or activation else reading.says(after)
         among = [] if after or len(calls) != 1 else reading.followers(calls[0])
         beside = next(filter(None, map(_function, among)), "")
-        parent = next(reversed(_containing(names_of[0])), "")
+        parent = reading.caller(names_of[0])
         why = after is not None and apart.why.get(reading.owner(after))
         outside = not activation and calls and reading.outside(calls[0])
         problem = (
             _ASKED
             if wanted(names_of, module)
             else f"torch.fx cannot read what calls it, "
-            f"{type(reading.modules[parent]).__name__}: "
-            f"{reading.unread[reading.modules[parent]]}"
-            if not calls and reading.modules[parent] in reading.unread
+            f"{type(parent).__name__}: {reading.unread[parent]}"
+            if not calls and parent in reading.unread
             else "the forward of the model does not call it"
             if not calls
             else f"called {len(calls)} times: PN belongs to one place"

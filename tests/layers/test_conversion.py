@@ -28,6 +28,7 @@ from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Identity, Power
 from tests.layers.steps import refusals
 from tests.peers import FOLLOWS, installed
+from tools.homes import SMALL
 from tools.rows import trials
 
 # each row with a plain class: of torch.nn, of this library, of timm
@@ -742,14 +743,7 @@ def test_a_compiled_model_notices_the_conversion():
 
 def test_what_is_no_rms_norm_is_left():
     t = installed("transformers")
-    config = t.NemotronConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-    )
+    config = t.NemotronConfig(**SMALL, num_key_value_heads=2, vocab_size=50)
     report = survey(t.NemotronModel(config))
     assert [r.before for r in report.left] == ["NemotronLayerNorm1P"] * 5
     assert not report.replaced

@@ -196,6 +196,18 @@ def test_two_processes():
             torch.testing.assert_close(one[key][1][name], value)
 
 
+def test_a_compiled_function_may_look_at_a_models_tensors():
+    "As models of transformers do, to learn their dtype; without a graph break."
+    model, u = network().eval(), torch.randn(2, 3, 6, 6)
+
+    def run(u):
+        tensors = *model.parameters(), *model.buffers()
+        return model(u) + sum(t.sum() for t in tensors)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(u), run(u))
+
+
 def test_lightning_trains_frozen_layers_parameters():
     callbacks, model = installed("pytorch_lightning.callbacks"), network()
     callbacks.BaseFinetuning.freeze(model, train_bn=True)

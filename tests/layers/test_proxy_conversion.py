@@ -18,6 +18,7 @@ from normalnorm.layers.proxy_conversion import to_proxy_norm
 from normalnorm.layers.proxy_norm import ProxyNorm
 from tests.layers.steps import refusals
 from tests.peers import installed
+from tools.homes import SMALL
 
 BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -116,6 +117,9 @@ def branching(net, y):
         (lambda net, y: torch.relu_(y), "ReLU()"),
         (lambda net, y: F.gelu(y, approximate="tanh"), "gelu"),
         (lambda net, y: F.leaky_relu(y, 0.3), "leaky_relu"),
+        (lambda net, y: F.elu(alpha=0.5, input=y), "elu"),
+        (lambda net, y: torch.pow(0.5, y), "pow"),
+        (lambda net, y: y.sigmoid_(), "sigmoid"),
         (lambda net, y: F.selu(y), "selu"),
         (lambda net, y: y.clamp(min=0), "clamp"),
         (lambda net, y: F.softplus(y, beta=2), "softplus"),
@@ -284,12 +288,13 @@ class Watched(nn.Module):
         self.stem = nn.Sequential(
             nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
         )
-        self.block, self.norm = Block(nn.ReLU()), nn.BatchNorm2d(8)
+        self.block = Block(nn.ReLU())
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8)])
         self.conv = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
 
     def forward(self, x):
         y = self.block(self.stem(x))
-        return self.conv(self.norm(y) if y.sum() > 0 else y)
+        return self.conv(self.norms[0](y) if y.sum() > 0 else y)
 
 
 def test_the_parts_that_can_be_read():
@@ -297,14 +302,14 @@ def test_the_parts_that_can_be_read():
     with pytest.raises(ValueError) as refused:
         to_proxy_norm(model, groups=4)
     assert [line for line in str(refused.value).splitlines()[1:3]] == [
-        "  norm (BatchNorm2d): torch.fx cannot read what calls it, Watched: "
+        "  norms.0 (BatchNorm2d): torch.fx cannot read what calls it, Watched: "
         "TraceError: symbolically traced variables cannot be used as inputs "
         "to control flow",
         "  conv.1 (BatchNorm2d): what follows it is outside of Sequential, of "
         "which torch.fx cannot read the whole",
     ]
-    to_proxy_norm(model, groups=4, skip=["norm", "conv"], return_report=True)
-    assert model.norm.num_batches_tracked == 0  # none was run
+    to_proxy_norm(model, groups=4, skip=["norms", "conv"], return_report=True)
+    assert model.norms[0].num_batches_tracked == 0  # none was run
     assert len(of_kind(model, BATCH)) == 2
     assert len(of_kind(model, ProxyNorm)) == 2
     model(torch.randn(2, 3, 5, 5))
@@ -326,13 +331,7 @@ def test_transformers():
     with torch.no_grad():
         both, first = model(x).logits, model(x[:1]).logits
     torch.testing.assert_close(both[:1], first, rtol=1e-3, atol=1e-4)
-    bert = t.BertConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-    )
+    bert = t.BertConfig(**SMALL, vocab_size=50)
     with pytest.warns(UserWarning, match="the model has no batch norm"):
         to_proxy_norm(t.BertModel(bert))
 

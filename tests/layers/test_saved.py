@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from normalnorm import load_converted, to_normality, to_plain
 from normalnorm.layers.conversion import bypassed, plain_state_dict
@@ -19,6 +20,7 @@ from normalnorm.layers.core import Rule
 from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Gaussianizer, Identity, Power
 from tests.peers import installed
+from tools.homes import SMALL
 
 
 def network():
@@ -124,9 +126,35 @@ def test_what_computes_the_same_is_no_other_rule():
     state = to_normality(nn.LayerNorm(4), alpha=0.0).state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        to_normality(nn.LayerNorm(4), gaussianizer=Identity()).load_state_dict(
-            state
-        )
+        layer = to_normality(nn.LayerNorm(4), gaussianizer=Identity())
+        layer.load_state_dict(state)
+    assert layer.gaussianizer == Identity()
+
+
+def test_bytes_of_others_are_no_rule():
+    "Of a mask, of quantized weights, of the extra state of another library."
+    others = {
+        "mask": torch.ones(2, 3, dtype=torch.uint8),
+        "a._extra_state": torch.full((9,), 200, dtype=torch.uint8),
+        "b._extra_state": torch.tensor(list(b"Rule"), dtype=torch.uint8),
+    }
+    assert plain_state_dict(others) == others
+    with pytest.raises(ValueError, match="no normality layer in it"):
+        load_converted(network(), others)
+
+
+def test_one_layer_in_two_places():
+    "Parametrized, so that its class is its own."
+
+    def made():
+        norm = nn.LayerNorm(4)
+        parametrize.register_parametrization(norm, "weight", nn.Softplus())
+        return nn.Sequential(norm, nn.Linear(4, 4), norm)
+
+    saved = to_normality(made(), alpha=0.5).eval()
+    again, u = load_converted(made(), saved.state_dict()).eval(), U[0, 0, :, :4]
+    assert again[0] is again[2] and torch.equal(again(u), saved(u))
+    assert isinstance(to_plain(again, return_report=True)[0][0], nn.LayerNorm)
 
 
 def test_an_encoder_calls_its_norms():
@@ -249,13 +277,7 @@ def test_models_of_transformers(tmp_path):
     head, with layers left out; the configuration of another model says nothing.
     """
     t = installed("transformers")
-    small = dict(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-    )
+    small = SMALL | {"vocab_size": 50}
     bert = t.BertConfig(**small)
     llama = t.LlamaConfig(**small, tie_word_embeddings=True)
     given = []
