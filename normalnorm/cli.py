@@ -678,6 +678,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     args = parser().parse_args(arguments)
+    os.environ.setdefault("NORMALNORM_WAIT", "1")  # the same bits each time
     try:
         with _terminable():
             return args.function(args)

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 torch.set_num_threads(int(os.environ.get("NORMALNORM_TEST_THREADS", "1")))
 # no line of the kernel's compilation among the results
 os.environ["NORMALNORM_QUIET"] = "1"
+os.environ["NORMALNORM_WAIT"] = "1"  # for the kernel
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 if "PYTEST_XDIST_WORKER" not in os.environ and find_spec("yaml"):

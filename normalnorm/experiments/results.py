@@ -1727,6 +1727,8 @@ def perform(
         ...     print(perform(job)["metrics"], job.state)
         {'heads': 53.0} finished
     """
+    # a row's bits do not depend on when the kernel came to be there
+    os.environ.setdefault("NORMALNORM_WAIT", "1")
     with ExitStack() as held:
         ours, row = by_first(lambda: _begin(job, held, wait), device)
         if not ours:

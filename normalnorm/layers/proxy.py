@@ -18,7 +18,7 @@ __all__ = [
 # %% ../../nbs/410_layers.proxy.ipynb #56fcef27
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -375,6 +375,12 @@ class _ByKernel(NamedTuple):
         saved = (*problem.inputs(), jacobian)
         return (mean, var), saved, kinds(saved)
 
+    def meanwhile(self, problem: ProxyMoments) -> tuple:
+        inputs = problem.inputs()
+        weight = inputs[0]
+        saved = (*inputs, weight.new_zeros(4 * weight.numel()))
+        return _definition(*inputs, *self), saved, kinds(saved)
+
     def backward(self, state, saved, grads, needs):
         check_saved(saved, state)
         check_memory(*grads)
@@ -405,8 +411,10 @@ class _ByKernel(NamedTuple):
         return inputs, _definition(*inputs, *self)
 
 
-def _offer(problem: ProxyMoments) -> _ByKernel | None:
-    return _ByKernel(*problem[4:]) if native._takes(problem) else None
+def _offer(problem: ProxyMoments) -> Any:
+    if not native._takes(problem):
+        return None
+    return native._at_work(_ByKernel(*problem[4:]))
 
 
 native.ENGINE.offers[ProxyMoments] = _offer

@@ -277,6 +277,11 @@ class _GroupedByKernel(NamedTuple):
             raise
         return native._as(out, problem.u), (*inputs, kept), None
 
+    def meanwhile(self, problem: GroupedProxy) -> tuple:
+        inputs = problem.inputs()
+        kept = problem.u.new_zeros(self.kept)
+        return _grouped(*inputs, *self.settings), (*inputs, kept), None
+
     def backward(self, state, saved, grads, needs):
         try:
             return self._gradients(saved, grads[0], needs)
@@ -346,12 +351,10 @@ def _prepared(
     )
 
 
-def _offer(problem: GroupedProxy) -> _GroupedByKernel | None:
-    return (
-        _prepared(problem.u.shape, *problem[7:])
-        if native._takes(problem)
-        else None
-    )
+def _offer(problem: GroupedProxy) -> Any:
+    if not native._takes(problem):
+        return None
+    return native._at_work(_prepared(problem.u.shape, *problem[7:]))
 
 
 native.ENGINE.offers[GroupedProxy] = _offer

@@ -127,6 +127,7 @@ def test_a_chapter_and_the_tests_see_the_same_environment(monkeypatch):
         "NORMALNORM_QUIET",
         "NORMALNORM_CACHE",
         "NORMALNORM_TEST_THREADS",
+        "NORMALNORM_WAIT",
     )
     switches = [name for name in names if run.SWITCHES.fullmatch(name)]
     assert switches == ["CXX", "ATEN_CPU_CAPABILITY"]

@@ -2,6 +2,7 @@
 where there is none: damage, kills, full disks, foreign flags.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -84,6 +85,19 @@ def calls(place, name, word="seven.cpp"):
         if log.exists()
         else []
     )
+
+
+BEGINS = """
+import sys
+from pathlib import Path
+from normalnorm.layers.engines import compiler
+for _ in range(2):
+    try:
+        compiler.load(Path(sys.argv[1]), ["seven"], wait=False)
+    except compiler.Building:
+        continue
+    print("it was compiled", file=sys.stderr)
+"""
 
 
 def load(place, *functions):
@@ -813,6 +827,87 @@ def test_one_line_says_that_it_compiles(place, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stderr", stream)
         assert load(place).seven() == 7
     assert capsys.readouterr() == ("", "")  # and not on the output instead
+
+
+# ---- in the background -------------------------------------------------------
+
+
+def begun(place, functions=("seven",)):
+    "What `load` answers at once."
+    try:
+        return compiler.load(place / "seven.cpp", functions, wait=False)
+    except compiler.CompilerError as error:
+        return error
+
+
+@pytest.fixture
+def builders(monkeypatch):
+    found = {}
+    monkeypatch.setattr(compiler, "_builders", found)
+    return found
+
+
+def test_it_is_there_when_who_began_it_has_ended(place):
+    "One line says what is done until then; who comes next finds the file."
+    began = subprocess.Popen(
+        [sys.executable, "-c", BEGINS, str(place / "seven.cpp")],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("NORMALN")}
+        | {"NORMALNORM_CACHE": str(place / "cache")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    said = began.communicate()[1].splitlines()
+    with contextlib.suppress(ProcessLookupError):  # as a terminal does
+        os.killpg(began.pid, signal.SIGKILL)
+    assert len(said) == 1 and "in the background" in said[0], said
+    assert "until then layers are computed by PyTorch's operations" in said[0]
+    end = time.monotonic() + 60
+    while not kernels(place) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert begun(place).seven() == 7
+
+
+def test_one_process_compiles(place, builders, monkeypatch):
+    """Another, where it is at it already; else one that is begun here, however
+    often this one asks. Who is killed at it is followed by this one.
+    """
+    slow = program(place, "slow", 'case "$*" in *seven*) sleep 1;; esac')
+    monkeypatch.setenv("CXX", slow)
+    other = forked(seven, place)
+    while not calls(place, "slow"):
+        time.sleep(0.01)
+    assert isinstance(begun(place), compiler.Building) and not builders
+    assert not ended(other) and begun(place).seven() == 7
+    monkeypatch.delenv("CXX")
+    for _ in range(2):
+        assert isinstance(begun(place), compiler.Building)
+    (builder,) = builders.values()
+    compiler._end(builder)
+    assert begun(place).seven() == 7 and len(kernels(place)) == 2
+
+
+def test_what_fails_there_is_told_here(place, builders):
+    (place / "seven.cpp").write_text("int seven() { return missing; }")
+    assert isinstance(begun(place), compiler.Building)
+    next(iter(builders.values())).wait(60)
+    assert "missing" in str(begun(place)) and not isinstance(
+        begun(place), compiler.Building
+    )
+
+
+@pytest.mark.parametrize("cannot", ("write", "start"))
+def test_where_no_other_process_helps_it_is_compiled_here(
+    place, builders, monkeypatch, cannot
+):
+    if cannot == "write":
+        monkeypatch.setattr(compiler, "_writable", lambda folder: False)
+    else:
+        monkeypatch.setattr(sys, "executable", "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert begun(place).seven() == 7 and not builders
 
 
 def test_no_compiler(tmp_path):

@@ -7,7 +7,7 @@ compiler.
 # ../../../nbs/281_layers.engines.compiler.ipynb.
 
 # %% auto #0
-__all__ = ["CompilerError", "cache_folder", "carry", "load"]
+__all__ = ["CompilerError", "Building", "cache_folder", "carry", "load"]
 
 # %% ../../../nbs/281_layers.engines.compiler.ipynb #158685eb
 import atexit
@@ -43,6 +43,16 @@ class CompilerError(RuntimeError):
     Example:
 
         >>> issubclass(CompilerError, RuntimeError)
+        True
+    """
+
+
+class Building(CompilerError):
+    """A C++ source is being compiled by a process in the background.
+
+    Example:
+
+        >>> issubclass(Building, CompilerError)
         True
     """
 
@@ -564,6 +574,50 @@ def _alone(path: Path, source: str) -> Iterator[None]:
             return
 
 
+_builders: dict[str, subprocess.Popen] = {}
+
+
+def _is_held(lock: Path) -> bool:
+    "Whether a process is compiling alone."
+    try:
+        import fcntl
+
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ModuleNotFoundError, OSError):
+        pass
+    return False
+
+
+def _in_background(
+    source: Path, functions: Sequence[str], lock: Path, said: str
+) -> bool:
+    """Whether another process is compiling: one that somebody else has begun,
+    or one that is begun here, once, and goes on when this one ends.
+    """
+    if _is_held(lock):
+        return True
+    if lock.name not in _builders and sys.executable:
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from pathlib import Path;"
+            f" from {__name__} import load; load(Path({str(source)!r}),"
+            f" {[*functions]!r})"
+        )
+        with suppress(OSError):
+            _builders[lock.name] = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            _tell(said)
+    builder = _builders.get(lock.name)
+    return builder is not None and builder.poll() is None
+
+
 def _recall(note: Path) -> None:
     "Raise the failure that was written down less than a day ago."
     try:
@@ -735,7 +789,9 @@ def _writable(folder: Path) -> bool:
 _for_this_process: dict[str, ctypes.CDLL] = {}
 
 
-def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
+def load(
+    source: Path, functions: Sequence[str] = (), wait: bool = True
+) -> ctypes.CDLL:
     """The shared library of a C++ `source` with a C interface: carried beside
     it by a wheel (`carry`), from the cache, or compiled now for this processor
     and kept, with one line on the error stream that says so.
@@ -748,6 +804,10 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
     and verified before it is loaded. Several processes may do this at once.
     Where the cache cannot be written, the library is made for this process
     only, with a warning. `$NORMALNORM_QUIET` silences the line.
+
+    Without `wait` a process in the background compiles, which goes on when this
+    one ends, and `Building` is raised until it is done; where the cache cannot
+    be written, it is compiled here.
 
     Raises `CompilerError` where nothing is carried and there is no compiler, or
     the source does not compile or load, after 5 minutes at the latest (and as
@@ -794,10 +854,31 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
         return library
     note = folder / f"{start}.failed"
     _recall(note)
-    writable = _writable(folder)
+    writable, lock = _writable(folder), folder / f"{start}.lock"
+    where = f"kept in {folder}" if writable else "for this process only"
+    by = (
+        f"compiling {source.name} for this processor with "
+        f"{' '.join(compiler.command)}"
+    )
+    about = (
+        f"about {max(1, len(text) // 9000)} s or longer on a busy machine, "
+        f"once; {where}"
+    )
+    if (
+        not wait
+        and writable
+        and _in_background(
+            source.absolute(),
+            functions,
+            lock,
+            f"{by} in the background, {about}; until then layers are computed "
+            "by PyTorch's operations (NORMALNORM_WAIT=1 waits)",
+        )
+    ):
+        raise Building(f"{source.name} is being compiled")
     try:
         with (
-            _alone(folder / f"{start}.lock", source.name),
+            _alone(lock, source.name),
             _scratch(folder if writable else None) as place,
         ):
             if writable:  # another process may have been faster
@@ -806,13 +887,7 @@ def load(source: Path, functions: Sequence[str] = ()) -> ctypes.CDLL:
                 ) is not None:
                     return library
                 _recall(note)
-            where = f"kept in {folder}" if writable else "for this process only"
-            _tell(
-                f"compiling {source.name} for this processor with "
-                f"{' '.join(compiler.command)}, about "
-                f"{max(1, len(text) // 9000)} s or longer on a busy machine, "
-                f"once; {where}"
-            )
+            _tell(f"{by}, {about}")
             try:
                 library, made, way = _build(
                     source.absolute(), compiler, place, functions

@@ -27,17 +27,21 @@ __all__ = [
     "check_saved",
     "restored",
     "forward",
+    "numbers_of",
     "statistics_of",
     "backward",
     "Staged",
+    "Meanwhile",
 ]
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #89b76dc1
 import ctypes
 import functools
 import math
+import os
 import re
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +49,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import guards
+from .. import core, guards
 from normalnorm.layers.backends import (
     Declined,
     Engine,
@@ -58,7 +62,8 @@ from normalnorm.layers.backends import (
 )
 from ..core import Rule, Statistics, saturating_cast
 from . import compiler
-from .compiler import CompilerError, load
+from .compiler import Building, CompilerError, load
+from ..functional import tracked_statistics, update_running
 from ..guards import check_memory
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
@@ -102,34 +107,33 @@ LARGEST = 2**28  # elements of a unit
 KEPT = 9
 
 
+_SOURCE = Path(compiler.__file__).with_name("native.cpp")
+_FUNCTIONS = [
+    f"normalnorm_{name}"
+    for name in (
+        "forward",
+        "backward",
+        "given_backward",
+        "normals",
+        "refused",
+        "path",
+        "proxy_forward",
+        "proxy_backward",
+        "torch",
+        "of_tensors",
+        "kept",
+        "layout",
+        "proxy_layout",
+        "grouped_of_tensors",
+        "grouped_layout",
+    )
+]
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | CompilerError:
     try:
-        return bound(
-            load(
-                Path(compiler.__file__).with_name("native.cpp"),
-                [
-                    f"normalnorm_{name}"
-                    for name in (
-                        "forward",
-                        "backward",
-                        "given_backward",
-                        "normals",
-                        "refused",
-                        "path",
-                        "proxy_forward",
-                        "proxy_backward",
-                        "torch",
-                        "of_tensors",
-                        "kept",
-                        "layout",
-                        "proxy_layout",
-                        "grouped_of_tensors",
-                        "grouped_layout",
-                    )
-                ],
-            )
-        )
+        return bound(load(_SOURCE, _FUNCTIONS))
     except CompilerError as error:
         # remembered: the next call does not try again
         return error
@@ -619,6 +623,30 @@ class Call(NamedTuple):
         )
         return out, saved, (drawn, offset)
 
+    def meanwhile(self, problem: Normalization) -> tuple:
+        """As `Call.forward`, by the definition: it saves tensors of the same
+        shapes, and moves the same averages.
+
+        `problem`: as there. Returns what it returns.
+        """
+        problem.check()
+        u, _, _, weight, _, _, given, running, momentum, seed, *_ = problem
+        drawn, momentum = self.varying(u, seed, momentum)
+        problem = problem._replace(seed=torch.tensor(drawn))
+        out, used = core.normalize(*problem.arguments())
+        state = drawn, problem.offset
+        if given is not None:
+            return out, (u, weight, *_triple(given)), state
+        numbers = numbers_of(used, self.kept)
+        if running:
+            count = u.numel() // self.traversal.units
+            update_running(
+                running, tracked_statistics(used, count, self.rule), momentum
+            )
+        if problem.wanted:
+            out = self.with_statistics(out, numbers)
+        return out, (u, weight, numbers), state
+
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any([g is not None for g in grads[1:]]):
             return None
@@ -1079,14 +1107,12 @@ def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
 
 
 def _takes(problem: Any) -> bool:
-    """Whether the kernel can be asked for a problem (with `inputs()`): there
-    are numbers in it, and all are float32 on a CPU.
+    """Whether the kernel is one for a problem (with `inputs()`): there are
+    numbers in it, and all are float32 on a CPU.
     """
     given = problem.inputs()
-    return (
-        bool(given[0].numel())
-        and all(t is None or t.dtype is _FLOAT and t.is_cpu for t in given)
-        and available()
+    return bool(given[0].numel()) and all(
+        t is None or t.dtype is _FLOAT and t.is_cpu for t in given
     )
 
 
@@ -1219,6 +1245,25 @@ def forward(
         check_memory(values, weight, bias, *given, *running)
         raise
     return call.finished(out, u, values, running), numbers
+
+
+def numbers_of(used: Statistics, kept: int) -> Tensor:
+    """The numbers that `forward` returns, as far as the definition has them.
+
+    `used`: its statistics; `kept`: how many numbers there are. Returns them in
+    float32, zero where it has none.
+
+    Example:
+
+        >>> numbers_of(Statistics(torch.ones(2), torch.ones(2), ()), 18).sum()
+        tensor(4.)
+    """
+    found = torch.cat(
+        [t.flatten() for t in (used.mean, used.var, *used.parameters)]
+    )
+    numbers = found.new_zeros(kept, dtype=_FLOAT)
+    numbers[: len(found)] = found
+    return numbers
 
 
 def statistics_of(call: Call, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -1567,12 +1612,86 @@ class _Native(Engine):
         library()
 
 
-def _here(call: Call | None) -> Call | None:
+# %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000c
+class Meanwhile(NamedTuple):
+    """A `Work` by the definition while the kernel is being built. It saves
+    tensors of the shapes that the kernel's saves: so a forward pass may be
+    repeated by the kernel that came to be there in between, as a checkpoint
+    repeats it.
+
+    `work`: the kernel's, with a method `meanwhile` for this forward pass.
+
+    Example:
+
+        >>> problem = Normalization(torch.tensor([[1.0, 3.0]]), Over(1))
+        >>> work = Meanwhile(prepare(problem.u, (1,), None, None, Rule()))
+        >>> out, saved, state = work.forward(problem, True)
+        >>> [None if t is None else t.shape for t in saved]
+        [torch.Size([1, 2]), None, torch.Size([9])]
+        >>> work.backward(state, saved, (out,), (True,)) is None
+        True
+        >>> torch.equal(work.definition(state, saved)[1][0], out)
+        True
+    """
+
+    work: Any
+
+    def forward(self, problem, keep: bool) -> tuple:
+        "The results, what is saved and the state, as `Work.forward`."
+        return self.work.meanwhile(problem)
+
+    def backward(self, state, saved, grads, needs):
+        return None
+
+    def definition(self, state, saved):
+        return self.work.definition(state, saved)
+
+
+_LOOK = 0.25  # seconds from one look for the kernel to the next
+_is_awaited, _looked = True, -math.inf
+
+
+def _is_built() -> bool:
+    """Whether the kernel is to be asked now: it is there, or cannot be had, or
+    is waited for, so that no bit depends on the clock.
+    """
+    global _looked
+    if (
+        os.environ.get("NORMALNORM_WAIT")
+        or torch.are_deterministic_algorithms_enabled()
+    ):
+        return True
+    if time.monotonic() < _looked + _LOOK:
+        return False
+    _looked = time.monotonic()
+    try:
+        load(_SOURCE, _FUNCTIONS, wait=False)
+    except Building:
+        return False
+    except CompilerError:  # `_library` has it again, and keeps it
+        pass
+    return True
+
+
+def _at_work(work: Any) -> Any:
+    """The work, by the definition while the kernel is being built; None where
+    that cannot be had.
+    """
+    global _is_awaited
+    if _is_awaited:
+        if not _is_built():
+            return Meanwhile(work)
+        _is_awaited = False
+    return work if available() else None
+
+
+def _waited_for(call: Call | None) -> Call | None:
     if call is not None and not available():
         raise Unavailable(str(_library()))
     return call
 
 
+# %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000d
 def _movable(running: tuple[Tensor | None, ...]) -> bool:
     "Averages that the kernel can move; it asks for the rest."
     for average in running:
@@ -1586,11 +1705,14 @@ def _movable(running: tuple[Tensor | None, ...]) -> bool:
     return True
 
 
-def _offer(problem: Normalization) -> Call | None:
+def _offer(problem: Normalization) -> Call | Meanwhile | None:
     u, unit, rule, weight, bias, axis, given, running, *_ = problem
     if not _movable(running):  # before a seed is drawn
         return None
-    return _here(prepare(u, unit.dim, weight, bias, rule, axis, given))
+    call = prepare(u, unit.dim, weight, bias, rule, axis, given)
+    if call is not None and _is_awaited:
+        return _at_work(call) or _waited_for(call)
+    return _waited_for(call)
 
 
 def _by_channel(u: Tensor, dim: tuple[int, ...]) -> bool:
@@ -1606,14 +1728,14 @@ def _offer_across(problem: NormalizationAcross) -> Staged | None:
         or not _movable(running)
     ):
         return None
-    call = _here(prepare(u, unit.dim, weight, bias, rule, axis))
+    call = _waited_for(prepare(u, unit.dim, weight, bias, rule, axis))
     return None if call is None else Staged(call, unit)
 
 
 def _offer_moments(problem: Moments) -> _Local | None:
     if not _by_channel(*problem):
         return None
-    call = _here(prepare(*problem, None, None, Rule()))
+    call = _waited_for(prepare(*problem, None, None, Rule()))
     return None if call is None else _Local(call)
 
 

@@ -124,12 +124,7 @@ def _normalize(
         )
     unit = Over(tuple(dim))
     out, used = core.by_autograd(u, unit, rule, weight, bias, seed, offset)
-    found = torch.cat(
-        [t.flatten() for t in (used.mean, used.var, *used.parameters)]
-    )
-    numbers = found.new_zeros(kept * used.mean.numel())
-    numbers[: len(found)] = found
-    return out, numbers
+    return out, native.numbers_of(used, kept * used.mean.numel())
 
 
 @_kernel(
