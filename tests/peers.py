@@ -55,7 +55,8 @@ def installed(name: str):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     if (
-        package in ("pytorch_lightning", "timm", "torchvision", "transformers")
+        package
+        in ("peft", "pytorch_lightning", "timm", "torchvision", "transformers")
         and importlib.util.find_spec("torchvision") is not None
     ):
         import_torchvision()  # the others import it, too

@@ -311,3 +311,73 @@ def test_models_of_transformers(tmp_path):
         "LayerNormalNorm"
     )
     assert type(body.encoder.layer[0].output.LayerNorm) is nn.LayerNorm
+
+
+def trained(model, inputs, labels):
+    "Three steps of an adapter."
+    torch.manual_seed(3)
+    learned = [p for p in model.train().parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(learned, 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs, labels=labels).loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return model.eval()(inputs).logits
+
+
+ADAPTED = {
+    "bert": ("BertForSequenceClassification", ["query", "value"], "LayerNorm"),
+    "resnet": (
+        "ResNetForImageClassification",
+        ["convolution"],
+        "normalization",
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", ADAPTED)
+def test_low_rank_adapters(architecture, tmp_path):
+    """At settings that change nothing an adapter learns what it learns on the
+    plain model; merged, saved and loaded it computes the same, averages and all
+    where the norms are named.
+    """
+    t, peft = installed("transformers"), installed("peft")
+    name, targets, norms = ADAPTED[architecture]
+    labels = torch.tensor([0, 1, 0, 1])
+    if architecture == "bert":
+        config = t.BertConfig(**SMALL | {"vocab_size": 50})
+        inputs = torch.randint(0, 50, (4, 8))
+    else:
+        config = t.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2
+        )
+        inputs = torch.randn(4, 3, 32, 32)
+    plain = getattr(t, name)(config)
+
+    def adapted(model):
+        torch.manual_seed(1)
+        lora = peft.LoraConfig(
+            r=2, target_modules=targets, modules_to_save=[norms]
+        )
+        return peft.get_peft_model(copy.deepcopy(model), lora)
+
+    unchanged = to_normality(copy.deepcopy(plain), alpha=0.0, noise=0.0)
+    torch.testing.assert_close(
+        trained(adapted(unchanged), inputs, labels),
+        trained(adapted(plain), inputs, labels),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    converted = to_normality(copy.deepcopy(plain), noise=0.3)
+    model = adapted(converted)
+    out = trained(model, inputs, labels)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(converted, tmp_path / "adapter")
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    rebuilt = load_converted(type(plain), tmp_path / "merged")
+    with torch.no_grad():
+        assert torch.equal(again.eval()(inputs).logits, out)
+        torch.testing.assert_close(merged(inputs).logits, out)
+        assert torch.equal(rebuilt.eval()(inputs).logits, merged(inputs).logits)
