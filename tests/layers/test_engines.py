@@ -332,8 +332,8 @@ FUNCTIONS = {  # of autograd in the layer room, each with its reason
         "_ByEngine",  # torch.func's form costs too much
         "Twice",
     },  # tries that out
-    # of generated code, which holds the operators that they call
-    "engines/operators.py": {"_Normalize", "_Evaluate"},
+    # of generated code, which holds the operators that it calls
+    "engines/operators.py": {"_Differentiated"},
     "sync.py": {"_Exchange"},  # refuses to be differentiated
     "sync_decorrelated.py": {"_Whitened"},
 }  # whitening of all processes

@@ -68,13 +68,48 @@ def _kernel(schema: str, fake: Callable) -> Callable:
     return add
 
 
-def _differentiable(
-    schema: str, function: type[torch.autograd.Function]
-) -> None:
-    "An operator in whose place the compiler puts what `function` calls."
-    name, _ = schema.split("(", 1)
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, function.apply, "CompositeImplicitAutograd")
+class _Differentiated(torch.autograd.Function):
+    """The operator of that name, whose first inputs are tensors, `count` of
+    them, and first u, weight and bias. Its backward pass is another operator:
+    of the gradient, these three, what the first returns behind its result, its
+    other inputs, and whether the gradients of weight and bias are wanted.
+    """
+
+    @staticmethod
+    def forward(ctx, name, count, *inputs):
+        found = getattr(torch.ops.normalnorm, name)(*inputs)
+        kept = found[1:] if isinstance(found, tuple) else ()
+        ctx.save_for_backward(*inputs[:3], *kept, *inputs[3:count])
+        ctx.mark_non_differentiable(*kept)
+        ctx.name, ctx.rest = name, inputs[count:]
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, *_):
+        needs = ctx.needs_input_grad[3:5]
+        of_u, *of = getattr(torch.ops.normalnorm, f"{ctx.name}_backward")(
+            grad, *ctx.saved_tensors, *ctx.rest, *needs
+        )
+        others = len(ctx.needs_input_grad) - 5
+        return (
+            *(None, None, of_u),
+            *(g if need else None for g, need in zip(of, needs)),
+            *(None,) * others,
+        )
+
+
+def _differentiable(schema: str, count: int) -> None:
+    """The operator of that schema, differentiated: in its place the compiler
+    puts what `_Differentiated` calls.
+    """
+    name, rest = schema.split("(", 1)
+    _LIBRARY.define(f"{name}_with_grad({rest}")
+    _LIBRARY.impl(
+        f"{name}_with_grad",
+        functools.partial(_Differentiated.apply, name, count),
+        "CompositeImplicitAutograd",
+    )
 
 
 def _like(_, u, weight, bias, *rest) -> tuple[Tensor, ...]:
@@ -184,33 +219,7 @@ def _normalize_backward(
     return _returned(u, found)
 
 
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *inputs):
-        out, numbers = torch.ops.normalnorm.normalize(*inputs)
-        u, weight, bias, seed, *ctx.rest = inputs
-        ctx.save_for_backward(u, weight, bias, seed, numbers)
-        ctx.mark_non_differentiable(numbers)
-        return out, numbers
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad, _):
-        u, weight, bias, seed, numbers = ctx.saved_tensors
-        _, *needs = ctx.needs_input_grad[:3]
-        of_u, *of = torch.ops.normalnorm.normalize_backward(
-            grad, u, weight, bias, numbers, seed, *ctx.rest, *needs
-        )
-        return (
-            of_u,
-            *(g if need else None for g, need in zip(of, needs)),
-            *(None,) * 9,
-        )
-
-
-_differentiable(
-    f"normalize_with_grad{_PROBLEM} -> (Tensor, Tensor)", _Normalize
-)
+_differentiable(f"normalize{_PROBLEM} -> (Tensor, Tensor)", 4)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000031
 _GIVEN = "Tensor mean, Tensor var, Tensor? lmbda, float eps"
@@ -278,28 +287,7 @@ def _evaluate_backward(
     )
 
 
-class _Evaluate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *inputs):
-        *tensors, ctx.eps = inputs
-        ctx.save_for_backward(*tensors)
-        return torch.ops.normalnorm.evaluate(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        _, *needs = ctx.needs_input_grad[:3]
-        of_u, *of = torch.ops.normalnorm.evaluate_backward(
-            grad, *ctx.saved_tensors, ctx.eps, *needs
-        )
-        return (
-            of_u,
-            *(g if need else None for g, need in zip(of, needs)),
-            *(None,) * 4,
-        )
-
-
-_differentiable(f"evaluate_with_grad{_FROZEN} -> Tensor", _Evaluate)
+_differentiable(f"evaluate{_FROZEN} -> Tensor", 6)
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000008
 _PLAIN = (Tensor, torch.nn.Parameter)
