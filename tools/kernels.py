@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 
-import psutil  # which comes with ipykernel
+import psutil
 
 IMPORTED = (
     "numpy",

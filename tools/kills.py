@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import lightning_fabric  # noqa: F401  so that no child has to
-import psutil  # which comes with ipykernel
+import psutil
 import torch
 
 from normalnorm import cli
