@@ -266,7 +266,7 @@ def closed(gaussianizer: Gaussianizer, x: Tensor, unit: Over) -> bool:
 
 
 def gaussianize(
-    x: Tensor, unit: Over, rule: Rule, limited: bool = False
+    u: Tensor, unit: Over, rule: Rule, limited: bool = False
 ) -> tuple[Tensor, Statistics, Tensor | None]:
     """Standardize and transform; returns the values, the statistics, and what
     the gaussianizer has to remember of its estimate, or None.
@@ -276,8 +276,9 @@ def gaussianize(
     Parameters are estimated on (u−μ)/σ, without ε, so that they depend on the
     shape of the unit and not on its scale.
 
-    `x`: in float32 at least; `unit`: what shares statistics. The values that
-    are returned have its shape, the statistics size 1 along the unit's axes.
+    `u`: the input, computed with in float32 at least; `unit`: what shares
+    statistics. The values that are returned have its shape, the statistics size
+    1 along the unit's axes.
     Noise and affine map are not applied. `rule`: ε and the transform;
     `limited`: whether values that the transform could not represent are
     moved. Source: Eftekhari & Papyan (2025), Algorithm 1; chapter 230.
@@ -290,6 +291,7 @@ def gaussianize(
         (tensor([[-1.,  1.]]), 2.0)
     """
     gaussianizer = rule.gaussianizer
+    x = upcast(u)
     var, mean = unit.var_mean(x, name="input")
     if not unit.dim:  # centred only: the rate is to be 1
         var = var - rule.eps
@@ -385,7 +387,7 @@ def by_autograd(
     """
     rule = rule.reduced()
     x, statistics, _ = gaussianize(
-        upcast(u), unit, rule, not closed(rule.gaussianizer, u, unit)
+        u, unit, rule, not closed(rule.gaussianizer, u, unit)
     )
     x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
     return saturating_cast(affine(x, weight, bias), u.dtype), statistics
@@ -565,9 +567,7 @@ class _Normalized(torch.autograd.Function):
     def forward(u, weight, bias, seed, unit, rule, offset):
         # of units in one process only those come here that need no limit
         limited = unit.apart and not closed(rule.gaussianizer, u, unit)
-        x, (mean, var, parameters), fitted = gaussianize(
-            upcast(u), unit, rule, limited
-        )
+        x, (mean, var, parameters), fitted = gaussianize(u, unit, rule, limited)
         x = add_noise(x, unit, rule.noise, rule.noise_kind, seed, offset)
         out = saturating_cast(affine(x, weight, bias), u.dtype)
         outputs = out, mean, var, *parameters

@@ -88,8 +88,9 @@ def update_running(
     values = [value.detach().flatten() for value in values]
     if type(momentum) is not float and not isinstance(momentum, Tensor):
         momentum = number("momentum", momentum)
+    at_hand = not isinstance(momentum, Tensor) and _at_hand(*running, *values)
     check_memory(*running)
-    if not isinstance(momentum, Tensor) and _at_hand(*running, *values):
+    if at_hand:
         for value in values:
             if not math.isfinite(value.dot(value)):
                 break
