@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import scipy.optimize
 import torch
 from torch import Tensor
 
