@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import scipy.optimize
 import torch
 from torch import Tensor
 
