@@ -273,16 +273,18 @@ def curves(
     *,
     figsize: tuple[float, float] = (6, 3),
     colors: Iterable[str] = (),
-    legend: str | None = "best",
+    legend: str | tuple[float, float] | None = "best",
     **settings: Any,
 ) -> "Axes":
     """Curves over one axis, with a legend; returns the axes.
 
     `x`: where the values are. `found`: label → values, or summaries with their
-    `mean`, `low` and `high`, whose intervals become bands. `style`: formats of
+    `mean`, `low` and `high`, whose intervals become bands, or a pair: values
+    and the lengths of their error bars. `style`: formats of
     matplotlib for the curves in turn, such as "o- s--", and `colors`: their
     colours; by default those of the book. `ax`: where to draw, by default in a
-    new figure of `figsize`. `legend`: its place, None for none. `**settings`:
+    new figure of `figsize`. `legend`: its place, as for `Axes.legend`,
+    None for none. `**settings`:
     of the axes, as of `Axes.set`; ticks along a logarithmic axis that are asked
     for by `xticks` are the only ones, and show their numbers.
 
@@ -300,12 +302,11 @@ def curves(
     for (label, values), of, color in zip(
         found.items(), formats, itertools.cycle(colors or (None,))
     ):
-        bands = hasattr(values[0], "low")
-        middle = [s.mean for s in values] if bands else values
-        (line,) = ax.plot(
-            x, middle, *of, markersize=4, color=color, label=label
-        )
-        if bands:
+        how = {"markersize": 4, "color": color, "label": label}
+        if isinstance(values, tuple):
+            ax.errorbar(x, *values, fmt="".join(of), **how)
+        elif hasattr(values[0], "low"):
+            (line,) = ax.plot(x, [s.mean for s in values], *of, **how)
             ax.fill_between(
                 x,
                 [s.low for s in values],
@@ -314,6 +315,8 @@ def curves(
                 alpha=0.2,
                 linewidth=0,
             )
+        else:
+            ax.plot(x, values, *of, **how)
     ax.set(**settings)
     if "xticks" in settings and ax.get_xscale() == "log":
         ax.set_xticks(settings["xticks"], settings["xticks"], minor=False)
