@@ -274,6 +274,7 @@ def curves(
     figsize: tuple[float, float] = (6, 3),
     colors: Iterable[str] = (),
     legend: str | tuple[float, float] | None = "best",
+    level: float | None = None,
     **settings: Any,
 ) -> "Axes":
     """Curves over one axis, with a legend; returns the axes.
@@ -284,7 +285,7 @@ def curves(
     matplotlib for the curves in turn, such as "o- s--", and `colors`: their
     colours; by default those of the book. `ax`: where to draw, by default in a
     new figure of `figsize`. `legend`: its place, as for `Axes.legend`,
-    None for none. `**settings`:
+    None for none. `level`: where to draw a dotted line. `**settings`:
     of the axes, as of `Axes.set`; ticks along a logarithmic axis that are asked
     for by `xticks` are the only ones, and show their numbers.
 
@@ -317,6 +318,8 @@ def curves(
             )
         else:
             ax.plot(x, values, *of, **how)
+    if level is not None:
+        ax.axhline(level, color=INK, linewidth=0.8, linestyle=":")
     ax.set(**settings)
     if "xticks" in settings and ax.get_xscale() == "log":
         ax.set_xticks(settings["xticks"], settings["xticks"], minor=False)
