@@ -16,6 +16,7 @@ __all__ = [
     "svg",
     "qq_plot",
     "seed_dots",
+    "curves",
     "flow",
     "markdown",
     "table",
@@ -27,6 +28,7 @@ __all__ = [
 import hashlib
 import html
 import io
+import itertools
 import json
 import numbers
 import re
@@ -260,6 +262,71 @@ def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
         )
     ax.set(ylabel=unit, xlim=(-0.5, len(groups) - 0.5))
     ax.set_xticks(range(len(groups)), list(groups))
+
+
+# %% ../nbs/720_plots.ipynb #6c75a002
+def curves(
+    x: Any,
+    found: dict[Any, Any],
+    style: str = "",
+    ax: "Axes | None" = None,
+    *,
+    figsize: tuple[float, float] = (6, 3),
+    colors: Iterable[str] = (),
+    legend: str | tuple[float, float] | None = "best",
+    level: float | None = None,
+    **settings: Any,
+) -> "Axes":
+    """Curves over one axis, with a legend; returns the axes.
+
+    `x`: where the values are. `found`: label → values, or summaries with their
+    `mean`, `low` and `high`, whose intervals become bands, or a pair: values
+    and the lengths of their error bars. `style`: formats of
+    matplotlib for the curves in turn, such as "o- s--", and `colors`: their
+    colours; by default those of the book. `ax`: where to draw, by default in a
+    new figure of `figsize`. `legend`: its place, as for `Axes.legend`,
+    None for none. `level`: where to draw a dotted line. `**settings`:
+    of the axes, as of `Axes.set`; ticks along a logarithmic axis that are asked
+    for by `xticks` are the only ones, and show their numbers.
+
+    Example:
+
+        >>> from matplotlib.figure import Figure
+        >>> ax = curves([1, 2], {"a": [1, 2], "b": [2, 4]}, "o-",
+        ...             Figure().subplots(), xlabel="step")
+        >>> [line.get_label() for line in ax.lines], ax.get_xlabel()
+        (['a', 'b'], 'step')
+    """
+    if ax is None:
+        _, ax = subplots(figsize=figsize)
+    formats = itertools.cycle([[of] for of in style.split()] or [()])
+    for (label, values), of, color in zip(
+        found.items(), formats, itertools.cycle(colors or (None,))
+    ):
+        how = {"markersize": 4, "color": color, "label": label}
+        if isinstance(values, tuple):
+            ax.errorbar(x, *values, fmt="".join(of), **how)
+        elif hasattr(values[0], "low"):
+            (line,) = ax.plot(x, [s.mean for s in values], *of, **how)
+            ax.fill_between(
+                x,
+                [s.low for s in values],
+                [s.high for s in values],
+                color=line.get_color(),
+                alpha=0.2,
+                linewidth=0,
+            )
+        else:
+            ax.plot(x, values, *of, **how)
+    if level is not None:
+        ax.axhline(level, color=INK, linewidth=0.8, linestyle=":")
+    ax.set(**settings)
+    if "xticks" in settings and ax.get_xscale() == "log":
+        ax.set_xticks(settings["xticks"], settings["xticks"], minor=False)
+        ax.minorticks_off()
+    if legend:
+        ax.legend(fontsize=8, loc=legend)
+    return ax
 
 
 # %% ../nbs/720_plots.ipynb #2b9f64e1
