@@ -410,14 +410,13 @@ def translate_notebook(
     for cell, found in markup.cells(notebook["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = Myst().write(found)
-    title(notebook["cells"])
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
+        elif cell["cell_type"] == "code":
             known = outputs.get(cell["source"])
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
                 typeset_output(output)
                 link_claims(output, claims)
+    title(notebook["cells"])
     if failed:
         notebook["cells"] = mark_failure(notebook["cells"], failed, name)
     notebook["cells"] = label_exports(notebook["cells"], entries or {})
