@@ -65,11 +65,11 @@ clean:  ## remove what was built; the environment stays
 
 test-oldest:  ## the library's tests with the oldest supported torch, numpy, scipy (not part of CI)
 	@sh tools/venv.sh $(PYTHON) .venv-oldest
-	@.venv-oldest/bin/python tools/bounds.py oldest
+	@.venv-oldest/bin/python -m tools.bounds oldest
 
 test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib; PYTHON=python3.13 for another Python (not part of CI)
 	@sh tools/venv.sh $(PYTHON) .venv-newest
-	@.venv-newest/bin/python tools/bounds.py newest
+	@.venv-newest/bin/python -m tools.bounds newest
 
 test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
 	@command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq clang g++ g++-aarch64-linux-gnu git libomp-dev qemu-user-static >/dev/null || true

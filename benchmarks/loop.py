@@ -140,21 +140,16 @@ def rows() -> Iterator[dict[str, Any]]:
     """The ratio of each one's time to that of `train`, with an interval; and
     what an idle callback adds to a step.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            ours, plain = work(Path(folder))
-            found = ratios(ours, plain, ROUNDS, clock=time.process_time, warm=1)
-        alone = idle()
-    finally:
-        torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, plain = work(Path(folder))
+        found = ratios(ours, plain, ROUNDS, clock=time.process_time, warm=1)
     for name, row in found.items():
         yield {"work": name, "against": "train", **row}
-    yield alone
+    yield idle()
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     BUSY.forget()
     # before: the code that is measured is the one that was imported
     made, begun, found = files.environment(1), time.perf_counter(), []

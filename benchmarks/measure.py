@@ -12,7 +12,6 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -160,11 +159,11 @@ class Busy:
         self.forget()
 
     def forget(self) -> None:
-        self.others = self.lasted = 0.0
+        self.before, self.began = self._elsewhere(), time.perf_counter()
 
     @staticmethod
     def _elsewhere() -> float | None:
-        "Seconds of all processors so far, without this process's."
+        "Seconds of all processors so far, without our processes'."
         try:
             line = Path("/proc/stat").read_text().splitlines()[0].split()
         except OSError:
@@ -172,35 +171,18 @@ class Busy:
         ticks = [int(word) for word in line[1:9]]
         # all but idle and waiting; the last is what the machine's host took
         busy = (sum(ticks[:3]) + sum(ticks[5:])) / os.sysconf("SC_CLK_TCK")
-        return busy - sum(os.times()[:2])
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        before, began = self._elsewhere(), time.perf_counter()
-        yield
-        if before is not None:
-            self.others += self._elsewhere() - before
-            self.lasted += time.perf_counter() - began
+        return busy - sum(os.times()[:4])
 
     def share(self) -> float | None:
-        "None where the system does not tell, or nothing was measured."
-        if not self.lasted:
+        "None where the system does not tell, or no second has passed."
+        lasted = time.perf_counter() - self.began
+        if self.before is None or lasted < 1:
             return None
-        share = self.others / self.lasted / (os.cpu_count() or 1)
-        return round(max(0.0, share), 3)
+        others = self._elsewhere() - self.before
+        return round(max(0.0, others / lasted / (os.cpu_count() or 1)), 3)
 
 
 BUSY = Busy()
-
-
-class Alone:
-    "One process, which waits for no other."
-
-    def meet(self) -> None:
-        pass
-
-    def agreed(self, numbers: list[int]) -> list[int]:
-        return numbers
 
 
 def ratios(
@@ -209,7 +191,8 @@ def ratios(
     pairs: int,
     limit: float = math.inf,
     fewest: int = FEWEST,
-    processes: Alone = Alone(),  # noqa: B008
+    meet: Callable[[], None] = lambda: None,
+    agreed: Callable[[list[int]], list[int]] = list,
     clock: Callable[[], float] | None = None,
     warm: int = 3,
 ) -> dict[str, dict]:
@@ -218,9 +201,10 @@ def ratios(
     times in 20 (order statistics), and the median times.
 
     Rounds beyond `fewest` that would take longer than `limit` seconds are left
-    out. `processes` begin each timing together, and do it as often. `clock`:
-    what tells the time, by default that on the wall; `warm`: calls before the
-    first timing.
+    out. Where several processes measure, `meet` has them begin each timing
+    together, and `agreed` gives the numbers that all of them use. `clock`: what
+    tells the time, by default that on the wall; `warm`: calls before the first
+    timing.
     """
     work = [*ours.values(), theirs]
     for function in work * warm:
@@ -230,16 +214,13 @@ def ratios(
     repeats = [max(1, round(2e-3 / max(t, 1e-7))) for t in once]
     lasts = sum(t * n for t, n in zip(once, repeats))
     affordable = math.floor(min(pairs, limit / max(lasts, 1e-9)))
-    rounds, *repeats = processes.agreed(
-        [max(min(pairs, fewest), affordable), *repeats]
-    )
+    rounds, *repeats = agreed([max(min(pairs, fewest), affordable), *repeats])
     times = [[0.0] * len(work) for _ in range(rounds)]
-    with BUSY.watched():
-        for k, taken in enumerate(times):
-            order = [(k // 2 + i) % len(work) for i in range(len(work))]
-            for i in order if k % 2 else order[::-1]:
-                processes.meet()
-                taken[i] = seconds(work[i], clock, repeats[i])
+    for k, taken in enumerate(times):
+        order = [(k // 2 + i) % len(work) for i in range(len(work))]
+        for i in order if k % 2 else order[::-1]:
+            meet()
+            taken[i] = seconds(work[i], clock, repeats[i])
     return {
         name: summary([(t[i], t[-1]) for t in times])
         for i, name in enumerate(ours)
@@ -797,17 +778,11 @@ def compiled(pairs: int, quick: bool) -> Iterator[dict]:
 # ---- several processes ----
 
 
-class Together(Alone):
-    "Processes of a group that start each timing at the same moment."
-
-    def meet(self) -> None:
-        dist.barrier()
-
-    def agreed(self, numbers: list[int]) -> list[int]:
-        "Those of the first process."
-        told = torch.tensor(numbers)
-        dist.broadcast(told, 0)
-        return told.tolist()
+def of_the_first(numbers: list[int]) -> list[int]:
+    "Those of the first process of a group."
+    told = torch.tensor(numbers)
+    dist.broadcast(told, 0)
+    return told.tolist()
 
 
 def share(
@@ -850,7 +825,8 @@ def share(
                         pairs,
                         limit=2,
                         fewest=6,
-                        processes=Together(),
+                        meet=dist.barrier,
+                        agreed=of_the_first,
                     ),
                 }
                 for against, other in others.items()

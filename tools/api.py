@@ -160,17 +160,11 @@ def public(text: str, module: str) -> list[Entry]:
     return found
 
 
+@lru_cache(maxsize=4)
 def entries(root: Path) -> dict[str, list[Entry]]:
     """Module → its entries; modules that define nothing public are left out, as
     is the package's own `__init__`.
     """
-    return _entries(
-        root, tuple((str(p), p.stat().st_mtime_ns) for p in files(root))
-    )
-
-
-@lru_cache(maxsize=4)
-def _entries(root: Path, state: tuple) -> dict[str, list[Entry]]:
     found = {
         dotted(p, root): public(p.read_text(encoding="utf-8"), dotted(p, root))
         for p in files(root)

@@ -5,7 +5,6 @@ oldest: the lower bound of each core requirement, the library's tests. newest:
 the newest releases that the ranges allow, the whole book and every test.
 """
 
-import json
 import platform
 import re
 import subprocess
@@ -15,7 +14,8 @@ from configparser import ConfigParser
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.files import ROOT, save
+
 TOOLS = [
     "pytest",
     "pytest-xdist",
@@ -127,14 +127,11 @@ def main(which: str) -> int:
         "summary": done.stdout.strip().splitlines()[-1:],
         "seconds": round(time.perf_counter() - start, 1),
     }
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / f"test-{which}.json").write_text(
-        json.dumps(outcome, indent=1) + "\n", encoding="utf-8"
-    )
+    save(ROOT / "results" / f"test-{which}.json", outcome)
     return done.returncode
 
 
 if __name__ == "__main__":
     if sys.argv[1:] not in (["oldest"], ["newest"]):
-        sys.exit("usage: python tools/bounds.py oldest|newest")
+        sys.exit("usage: python -m tools.bounds oldest|newest")
     sys.exit(main(sys.argv[1]))

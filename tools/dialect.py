@@ -410,14 +410,13 @@ def translate_notebook(
     for cell, found in markup.cells(notebook["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = Myst().write(found)
-    title(notebook["cells"])
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
+        elif cell["cell_type"] == "code":
             known = outputs.get(cell["source"])
             cell["outputs"] = known.pop(0) if known else []
             for output in cell["outputs"]:
                 typeset_output(output)
                 link_claims(output, claims)
+    title(notebook["cells"])
     if failed:
         notebook["cells"] = mark_failure(notebook["cells"], failed, name)
     notebook["cells"] = label_exports(notebook["cells"], entries or {})
@@ -745,7 +744,7 @@ def write_in_parallel(app, env):
 
 
 def setup(app):
-    from tools import launch, names, sidebar
+    from tools import names, plain, sidebar
 
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
@@ -759,17 +758,16 @@ def setup(app):
     from myst_nb.sphinx_ import HideCodeCellNode
 
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
-    app.connect("config-inited", launch.configure)
     app.connect("source-read", names.source_read)
     # after the theme has put its side bar and its buttons there
     app.connect("html-page-context", sidebar.one_half, priority=900)
-    app.connect("html-page-context", launch.page_buttons, priority=950)
-    app.connect("build-finished", launch.write_downloads)
+    app.connect("html-page-context", plain.say_what_it_is, priority=950)
+    app.connect("build-finished", plain.write_downloads)
     number_as_files()
     one_tree_for_many_references()
     own = b"".join(
         Path(__file__).with_name(f"{name}.py").read_bytes()
-        for name in "dialect api folding launch markup plain typeset".split()
+        for name in "dialect api folding markup plain typeset".split()
     )
     # all pages are read again when this changes
     return {

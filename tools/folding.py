@@ -217,50 +217,27 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
     asked = found.get("code-fold", "").lower()
     if asked == "false" or not code.strip():
         return None
-    wanted = asked == "true"
+    length, most = (native_lines if raw else python_lines)(code), FEW
     if raw:
-        if wanted or native_lines(code) > FEW:
-            return Fold("cpp", tuple(native(code)))
-        return None
-    length = python_lines(code)
-    if "check" in found:
+        kind, lines = "cpp", native(code)
+    elif "check" in found:
         claims = len(re.findall(r"^@claim\b", code, re.M))
-        return Fold(
-            "check",
-            tuple(
-                [
-                    (
-                        "",
-                        "code of the check"
-                        if claims == 1
-                        else f"code of the {claims} checks",
-                    )
-                ]
-                if claims
-                else definitions(code) or [("", "code of the check")]
-            ),
+        words = (
+            f"code of the {claims} checks"
+            if claims > 1
+            else "code of the check"
         )
-    if "export" in found:
-        return (
-            Fold("export", tuple(definitions(code) or [("", "imports")]))
-            if wanted or length > (SOME if is_setup(code) else FEW)
-            else None
-        )
-    if "fig-cap" in found or found.get("label", "").startswith("fig-"):
-        return (
-            Fold("figure", (("", "code of the figure"),))
-            if wanted or length > FEW
-            else None
-        )
-    if is_setup(code):
-        return (
-            Fold("code", (("", "imports"),))
-            if wanted or length > SOME
-            else None
-        )
-    if not wanted and length <= MANY:
-        return None
-    defined = definitions(code)
-    if [n for n in defined if n[0]]:
-        return Fold("code", tuple(n for n in defined if n[0]))
-    return Fold("code", (("", "code"),))
+        known = [] if claims else definitions(code)
+        kind, lines, most = "check", known or [("", words)], -1
+    elif "export" in found:
+        most = SOME if is_setup(code) else FEW
+        kind, lines = "export", definitions(code) or [("", "imports")]
+    elif "fig-cap" in found or found.get("label", "").startswith("fig-"):
+        kind, lines = "figure", [("", "code of the figure")]
+    elif is_setup(code):
+        kind, lines, most = "code", [("", "imports")], SOME
+    else:
+        named = [line for line in definitions(code) if line[0]]
+        kind, lines, most = "code", named or [("", "code")], MANY
+    folded = asked == "true" or length > most
+    return Fold(kind, tuple(lines)) if folded else None

@@ -298,25 +298,47 @@ def notebook(chapter: Chapter) -> dict:
     return made
 
 
-def write(
-    folder: Path, root: Path = ROOT, first: Iterable[dict] = ()
-) -> list[Path]:
-    """All chapters, each with the cells `first` in front, and the committed
-    results that they show, into `folder`; returns the notebooks.
+def write(folder: Path, root: Path = ROOT) -> list[Path]:
+    """All chapters, and the committed results that they show, into `folder`;
+    returns the notebooks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for chapter in tutorials(root):
-        content = notebook(chapter)
-        content["cells"] = [*first, *content["cells"]]
         written.append(folder / chapter.path.name)
-        save(written[-1], content)
+        save(written[-1], notebook(chapter))
     for pattern in "**/book", "benchmarks":
         for rows in sorted((root / "results").glob(pattern)):
             shutil.copytree(
                 rows, folder / rows.relative_to(root), dirs_exist_ok=True
             )
     return written
+
+
+# ---- what a page offers for download ----------------------------------------
+
+
+def write_downloads(app, exception):
+    """Sphinx copies the sources of the pages that it writes; each copy becomes
+    the notebook that a learner can run.
+    """
+    if exception or app.builder.format != "html":
+        return
+    for chapter in chapters.chapters(Path(app.srcdir)):
+        path = Path(app.outdir, "_sources", "nbs", chapter.path.name)
+        if path.exists() and path.read_bytes() == chapter.path.read_bytes():
+            save(path, notebook(chapter))
+
+
+def say_what_it_is(app, pagename, templatename, context, doctree):
+    "The theme's button for it only says what kind of file there is."
+    for button in context.get("header_buttons", []):
+        for inner in button.get("buttons", []):
+            if (
+                inner.get("label") == "download-source-button"
+                and str(inner.get("text")) == ".ipynb"
+            ):
+                inner["tooltip"] = "Download this page as a notebook"
 
 
 if __name__ == "__main__":

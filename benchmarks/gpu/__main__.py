@@ -66,11 +66,6 @@ SEED = 2**61 + 12345
 brief = not CUDA  # nothing is to be timed
 
 
-def be_brief(yes: bool) -> None:
-    global brief
-    brief = yes
-
-
 @cache
 def code(of: str) -> str:
     """A hash of what a row is about: the layers and what they use, and the
@@ -636,7 +631,8 @@ def subject(part: str, about: Row) -> str:
 
 def tried(work: Callable[[], Row], yes: bool) -> Row:
     "Its result; where it cannot be had, why."
-    be_brief(yes)
+    global brief
+    brief = yes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that an engine stands in

@@ -18,8 +18,8 @@ TURN = tl.constexpr(1.4629180792671596e-09)  # 2π·2⁻³²
 # inline PTX and a reduction of several tensors: not in the interpreter (nor on
 # ROCm, where this must be False too)
 PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
-# numbers kept of a row: mean, variance, λ, L'/L'', L'', mean d, mean kd, scale
-KEPT = 8
+# numbers kept of a unit: mean, variance, λ, L'/L'', L'', mean d, mean kd, scale
+KEPT = tl.constexpr(8)
 
 
 # ---- elementary functions in base 2: no branch, no libdevice
@@ -269,6 +269,20 @@ def _inverse(x):
 
 
 @triton.jit
+def place(tile, M, N, R: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """The rows of a tile and which are there; where their elements lie, and
+    which are there."""
+    rows = tile * R + tl.arange(0, R).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    ok = rows < M
+    if EVEN:  # no masks, no selections
+        inside = tl.full((R, BLOCK), True, tl.int1)
+    else:
+        inside = ok[:, None] & (cols < N)[None, :]
+    return rows, ok, rows[:, None] * N + cols[None, :], inside
+
+
+@triton.jit
 def layer_forward(
     X,
     Y,
@@ -289,14 +303,8 @@ def layer_forward(
     FAST: tl.constexpr,
     QUADS: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     cols = tl.arange(0, BLOCK)
-    ok = rows < M
-    if EVEN:  # no masks, no selections
-        inside = tl.full((R, BLOCK), True, tl.int1)
-    else:
-        inside = ok[:, None] & (cols < N)[None, :]
-    at = rows[:, None] * N + cols[None, :]
+    rows, ok, at, inside = place(tl.program_id(0), M, N, R, BLOCK, EVEN)
     x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
     n = 1.0 / N
     mean = tl.sum(x, 1) * n
@@ -347,6 +355,15 @@ def keep(PLACE, step, ok, numbers):
     "Stores tensors, each a step behind the one before."
     for i in tl.static_range(len(numbers)):
         tl.store(PLACE + i * step, numbers[i], mask=ok)
+
+
+@triton.jit
+def kept(PLACE, step, ok):
+    "What was kept of units."
+    found = ()
+    for i in tl.static_range(KEPT):
+        found = found + (tl.load(PLACE + i * step, mask=ok, other=1.0),)
+    return found
 
 
 @triton.jit
@@ -430,24 +447,11 @@ def layer_backward(
     of_w, of_b = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)[None, :]
     for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
-        rows = tile * R + tl.arange(0, R).to(tl.int64)
-        ok = rows < M
-        if EVEN:
-            inside = tl.full((R, BLOCK), True, tl.int1)
-        else:
-            inside = ok[:, None] & here[None, :]
-        at = rows[:, None] * N + cols[None, :]
+        rows, ok, at, inside = place(tile, M, N, R, BLOCK, EVEN)
         x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(NUM + rows, mask=ok, other=0.0)
-        var = tl.load(NUM + M + rows, mask=ok, other=1.0)
-        lam, ratio, second, mean_d, slope, scale = var, var, var, var, var, var
-        if TRANSFORM:
-            lam = tl.load(NUM + 2 * M + rows, mask=ok, other=1.0)
-            ratio = tl.load(NUM + 3 * M + rows, mask=ok, other=0.0)
-            second = tl.load(NUM + 4 * M + rows, mask=ok, other=1.0)
-            mean_d = tl.load(NUM + 5 * M + rows, mask=ok, other=0.0)
-            slope = tl.load(NUM + 6 * M + rows, mask=ok, other=0.0)
+        numbers = kept(NUM + rows, M, ok)
+        mean, var, lam, ratio, second, mean_d, slope, scale = numbers
         rate, bare = rates(var, eps)
         c = tl.where(inside, x - mean[:, None], 0.0)
         g = grad * w
@@ -485,8 +489,6 @@ def layer_backward(
                 - h * (tl.sum(v * h, 1) * n)[:, None]
             ) * rate[:, None]
         tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
-        if NOISE == 1:
-            scale = tl.load(NUM + 7 * M + rows, mask=ok, other=0.0)
         if NOISE:
             y = noisy(y, z, scale[:, None], noise, NOISE)
         of_w += tl.sum(grad * y, 0)
@@ -526,7 +528,10 @@ def forward(
     x, w, b, seed, eps=1e-5, alpha=1.0, noise=0.0, kind="scaled", values=32
 ):
     n, m = x.shape[-1], x.numel() // x.shape[-1]
-    y, num = torch.empty_like(x), x.new_empty(KEPT * m, dtype=torch.float32)
+    y, num = (
+        torch.empty_like(x),
+        x.new_empty(KEPT.value * m, dtype=torch.float32),
+    )
     how = constants(x, values, alpha, noise, kind)
     layer_forward[(triton.cdiv(m, how["R"]),)](
         x, y, w, b, num, seed, m, n, eps, alpha, noise, **how

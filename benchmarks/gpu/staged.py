@@ -11,11 +11,13 @@ import triton.language as tl
 
 from benchmarks.gpu.rows import (
     FUSED,
+    KEPT,
     KIND,
     at_one_terms,
     estimate,
     four_normals,
     keep,
+    kept,
     noisy,
     normal_of,
     rates,
@@ -23,9 +25,7 @@ from benchmarks.gpu.rows import (
     transform,
 )
 
-KEPT = 8  # mean, variance, λ, ratio, second, mean d, slope, noise scale
-_ROWS = 12  # of partial results: mean, M2, count; five sums; Σx; Σ|x−m|
-ROWS = tl.constexpr(_ROWS)
+ROWS = 12  # of partial results: mean, M2, count; five sums; Σx; Σ|x−m|
 
 
 @triton.jit
@@ -81,6 +81,20 @@ def moments(PART, channels, ok, C, P):
         m = of_parts(PART, channels, ok, C, P, p, 2)
         m2 += tl.sum(d * d * m, 0)[None, :]
     return mean, m2 / count
+
+
+@triton.jit
+def column_of(B, C, L, LAST: tl.constexpr, T: tl.constexpr, K: tl.constexpr):
+    """A program's column of tiles and its part of it; the channels there, and
+    which there are; the number of tiles."""
+    column, part = tl.program_id(0), tl.program_id(1)
+    if LAST:
+        channels = (column * K + tl.arange(0, K))[None, :]
+        tiles = tl.cdiv(B * L, T)
+    else:
+        channels = tl.full((1, 1), 0, tl.int32) + column
+        tiles = tl.cdiv(B, T) * tl.cdiv(L, K)
+    return column, part, channels, channels < C, tiles
 
 
 @triton.jit
@@ -157,14 +171,7 @@ def batch_forward(
     QUADS: tl.constexpr,
 ):
     """STAGE 0: moments; 1: five sums; 2: Σψ; 3: Σ|ψ − mean|; 4: output."""
-    column, part = tl.program_id(0), tl.program_id(1)
-    if LAST:
-        channels = (column * K + tl.arange(0, K))[None, :]
-        tiles = tl.cdiv(B * L, T)
-    else:
-        channels = tl.full((1, 1), 0, tl.int32) + column
-        tiles = tl.cdiv(B, T) * tl.cdiv(L, K)
-    ok = channels < C
+    column, part, channels, ok, tiles = column_of(B, C, L, LAST, T, K)
     zero = tl.zeros(channels.shape, tl.float32)
     mean, var, lam, ratio, second = zero, zero, zero + 1.0, zero, zero + 1.0
     mean_d, slope, centre, scale = zero, zero, zero, zero
@@ -279,23 +286,10 @@ def batch_backward(
     QUADS: tl.constexpr,
 ):
     "STAGE 0: seven sums; 1: the gradient."
-    column, part = tl.program_id(0), tl.program_id(1)
-    if LAST:
-        channels = (column * K + tl.arange(0, K))[None, :]
-        tiles = tl.cdiv(B * L, T)
-    else:
-        channels = tl.full((1, 1), 0, tl.int32) + column
-        tiles = tl.cdiv(B, T) * tl.cdiv(L, K)
-    ok = channels < C
+    column, part, channels, ok, tiles = column_of(B, C, L, LAST, T, K)
     zero = tl.zeros(channels.shape, tl.float32)
-    mean = tl.load(NUM + channels, mask=ok, other=0.0)
-    var = tl.load(NUM + C + channels, mask=ok, other=1.0)
-    lam = tl.load(NUM + 2 * C + channels, mask=ok, other=1.0)
-    ratio = tl.load(NUM + 3 * C + channels, mask=ok, other=0.0)
-    second = tl.load(NUM + 4 * C + channels, mask=ok, other=1.0)
-    mean_d = tl.load(NUM + 5 * C + channels, mask=ok, other=0.0)
-    slope = tl.load(NUM + 6 * C + channels, mask=ok, other=0.0)
-    scale = tl.load(NUM + 7 * C + channels, mask=ok, other=0.0)
+    numbers = kept(NUM + channels, C, ok)
+    mean, var, lam, ratio, second, mean_d, slope, scale = numbers
     rate, bare = rates(var, eps)
     v0, v1, v2, v3, v4 = zero, zero, zero, zero, zero
     t0 = tl.zeros((T, K), tl.float32)
@@ -411,8 +405,11 @@ def forward(
     channels=32,
 ):
     b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
-    y, num = torch.empty_like(x), x.new_empty(KEPT * c, dtype=torch.float32)
-    part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
+    y, num = (
+        torch.empty_like(x),
+        x.new_empty(KEPT.value * c, dtype=torch.float32),
+    )
+    part = x.new_empty(ROWS * parts * c, dtype=torch.float32)
     how = constants(x, last, t, k, alpha, noise, kind)
     for stage in range(5):
         if stage == 1 and not alpha or stage in (2, 3) and how["NOISE"] != 1:
@@ -440,7 +437,7 @@ def backward(
     channels=32,
 ):
     b, c, length, last, t, k, columns, parts = plan(x, programs, channels)
-    part = x.new_empty(_ROWS * parts * c, dtype=torch.float32)
+    part = x.new_empty(ROWS * parts * c, dtype=torch.float32)
     dx, dw, db = map(torch.empty_like, (x, w, w))
     how = constants(x, last, t, k, alpha, noise, kind)
     for stage in range(2):

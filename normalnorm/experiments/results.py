@@ -1395,12 +1395,7 @@ def recipes() -> dict[str, Recipe]:
         >>> "first-experiment" in recipes()
         True
     """
-    try:
-        package = importlib.import_module("normalnorm.experiments.recipes")
-    except ModuleNotFoundError as error:
-        if error.name != "normalnorm.experiments.recipes":
-            raise
-        return {}
+    package = importlib.import_module("normalnorm.experiments.recipes")
     found: dict[str, Recipe] = {}
     for module in pkgutil.walk_packages(
         package.__path__, package.__name__ + "."

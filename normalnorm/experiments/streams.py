@@ -261,7 +261,12 @@ class Stream:
 
 
 # %% ../../nbs/736_experiments.streams.ipynb #3525ca5d
-def _checked(name: str, split: str, kind: str) -> hub.Entry:
+def _opened(
+    name: str, split: str, kind: str, folder: Path | str | None
+) -> tuple[hub.Entry, str, Callable[[int], bool], Any, Any]:
+    """The entry of a set; the hub's split in which its split is, and which
+    examples of that it has; the source of these examples, and its columns.
+    """
     entry = hub.ENTRIES.get(name)
     wanted = [
         known
@@ -277,7 +282,10 @@ def _checked(name: str, split: str, kind: str) -> hub.Entry:
         raise ValueError(
             f"no split is called {split!r}: expected {', '.join(SPLITS)}"
         )
-    return entry
+    source, keep = hub.belongs(entry, split)
+    opened = hub.open_source(name, source, folder, streaming=True)
+    columns = opened.features or next(iter(opened.take(1)), {})
+    return entry, source, keep, opened, columns
 
 
 # %% ../../nbs/736_experiments.streams.ipynb #61bcb6cc
@@ -308,12 +316,10 @@ def images(
         Traceback (most recent call last):
         normalnorm.experiments.data.DataError: 'digits' is no set of images ...
     """
-    entry = _checked(name, split, "images")
-    source, keep = hub.belongs(entry, split)
-    opened = hub.open_source(name, source, folder, streaming=True)
-    column, label = hub._columns(
-        name, opened.features or next(iter(opened.take(1)), {})
+    entry, source, keep, opened, columns = _opened(
+        name, split, "images", folder
     )
+    column, label = hub._columns(name, columns)
     opened = opened.cast_column(column, hub._library().Image(decode=False))
     scale = hub.Standardizing(info_of(name), device)
 
@@ -379,10 +385,7 @@ def text(
         Traceback (most recent call last):
         normalnorm.experiments.data.DataError: 'stdlib' is no set of texts ...
     """
-    entry = _checked(name, split, "texts")
-    source, keep = hub.belongs(entry, split)
-    opened = hub.open_source(name, source, folder, streaming=True)
-    columns = opened.features or next(iter(opened.take(1)), {})
+    entry, _, keep, opened, columns = _opened(name, split, "texts", folder)
     if entry.image not in columns:
         raise DataError(
             f"{name}: the columns are {', '.join(columns)}; "

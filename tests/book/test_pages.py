@@ -5,7 +5,6 @@ network, at the width of a telephone, in light and dark mode.
 import fcntl
 import os
 import re
-import shutil
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 from bs4 import BeautifulSoup
 
 from tests.book import toy
-from tools import browser, build, launch, links, pdf, plain, run
+from tools import browser, build, links, pdf, plain, run
 from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
-from tools.files import load, ran
+from tools.files import ran
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -193,8 +192,7 @@ def test_copy_buttons_copy_the_code(asked):
 @needs_browser
 def test_navigation(asked):
     """Previous and next follow the table of contents; each page has its
-    sections beside it, search, and its notebook; no launch button without a
-    repository.
+    sections beside it, search, and its notebook.
     """
     names = list(asked)
     assert [r["next"] for r in asked.values()] == [[n] for n in names[1:]] + [
@@ -203,17 +201,11 @@ def test_navigation(asked):
     assert [r["previous"] for r in asked.values()] == [[]] + [
         [n] for n in names[:-1]
     ]
-    launched = (
-        {f"{c.name}.html" for c in plain.tutorials()}
-        if launch.repository()
-        else set()
-    )
     for name, r in asked.items():
         assert len(r["contents"]) >= r["sections"] and r["search"], name
         assert [Path(link).stem for link in r["downloads"]] == [
             Path(name).stem
         ], name
-        assert len(r["launch"]) == (2 if name in launched else 0), name
 
 
 SEARCHES = {
@@ -632,143 +624,6 @@ def test_broken_links_are_noticed(tmp_path):
         "a.html: https://example.org/x.js",
         "_static/a.css: https://example.org/font.css",
     ]
-
-
-# ---- notebooks that leave the book ------------------------------------------
-
-
-@pytest.fixture
-def public(tmp_path):
-    "A checkout whose settings name a repository on GitHub."
-    for name in ("_toc.yml", "references.bib"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "nbs").symlink_to(ROOT / "nbs")
-    (tmp_path / "results/coins/book").mkdir(parents=True)
-    (tmp_path / "results/coins/book/a.json").write_text("{}")
-    settings = (ROOT / "settings.ini").read_text(encoding="utf-8")
-    (tmp_path / "settings.ini").write_text(
-        re.sub(
-            r"(?m)^git_url = .*",
-            "git_url = https://github.com/owner/re.po",
-            settings,
-        ),
-        encoding="utf-8",
-    )
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "address, repository",
-    [
-        ("https://github.com/owner/repo", "owner/repo"),
-        ("https://github.com/owner/repo.git", "owner/repo"),
-        ("https://github.com/owner/repo/", "owner/repo"),
-        ("https://example.invalid/normalnorm", None),
-        ("https://gitlab.com/owner/repo", None),
-        ("https://github.com/owner", None),
-        ("", None),
-    ],
-)
-def test_the_repository_is_read_from_the_settings(
-    tmp_path, address, repository
-):
-    (tmp_path / "settings.ini").write_text(
-        f"[DEFAULT]\nversion = 1.2\ngit_url = {address}\n"
-    )
-    assert launch.repository(tmp_path) == repository
-    assert bool(launch.theme_options(tmp_path)) == bool(repository)
-    if not repository:
-        with pytest.raises(ValueError, match="names no repository"):
-            launch.write(tmp_path / "out", root=tmp_path)
-
-
-def test_what_colab_and_binder_open(public, tmp_path):
-    """Each chapter with a cell that installs the package at the tag; Binder's
-    requirements; no appendix.
-    """
-    written = launch.write(tmp_path / "out", root=public)
-    names = {p.relative_to(tmp_path / "out").as_posix() for p in written}
-    others = {
-        "binder/requirements.txt",
-        "binder/runtime.txt",
-        "README.md",
-        "nbs/results/coins/book/a.json",
-    }
-    assert (
-        names
-        == {
-            f"nbs/{c.name}.ipynb"
-            for c in chapters()
-            if not c.name.startswith("9")
-        }
-        | others
-    )
-    wanted = (
-        "normalnorm[book] @ "
-        f"git+https://github.com/owner/re.po@v{launch.settings()['version']}"
-    )
-    assert (
-        wanted
-        in (tmp_path / "out/binder/requirements.txt").read_text().splitlines()
-    )
-    first = load(tmp_path / "out/nbs/220_theory.newton.ipynb")["cells"][0]
-    assert (
-        first["cell_type"] == "code"
-        and f'%pip install --quiet "{wanted}"' in first["source"]
-    )
-    launch.write(tmp_path / "out", "abc123", root=public)
-    assert (
-        "re.po@abc123" in (tmp_path / "out/binder/requirements.txt").read_text()
-    )
-
-
-class Page:
-    "What the extension needs of Sphinx."
-
-    def __init__(self, root):
-        self.srcdir, self.html_theme_options = (
-            str(root),
-            {"navbar_persistent": []},
-        )
-
-
-@pytest.mark.parametrize(
-    "page, launches",
-    [
-        ("nbs/220_theory.newton", True),
-        ("nbs/910_what_was_checked", False),
-        ("nbs/api", False),
-    ],
-)
-def test_launch_buttons_only_where_something_can_be_opened(
-    public, page, launches
-):
-    app = Page(public)
-    launch.configure(app, app)
-    assert (
-        app.html_theme_options["repository_branch"] == "notebooks"
-        and "colab_url" in app.html_theme_options["launch_buttons"]
-    )
-    context = {
-        "header_buttons": [
-            {"label": "launch-buttons", "buttons": []},
-            {
-                "label": "download-buttons",
-                "buttons": [
-                    {"label": "download-source-button", "text": ".ipynb"}
-                ],
-            },
-        ]
-    }
-    launch.page_buttons(app, page, "", context, None)
-    assert [b["label"] for b in context["header_buttons"]] == [
-        "launch-buttons"
-    ] * launches + ["download-buttons"]
-    private = Page(ROOT)
-    launch.configure(private, private)
-    assert launch.repository() or private.html_theme_options == {
-        "navbar_persistent": []
-    }
 
 
 def test_outputs_are_sentences_tables_or_figures(html):

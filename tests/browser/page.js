@@ -9,7 +9,6 @@ async (w, d) => {
       sections: d.querySelectorAll("article h2").length,
     contents: href(".bd-sidebar-secondary a"),
         downloads: href("a.btn-download-source-button"),
-        launch: href(".dropdown-launch-buttons a"),
     search: d.querySelectorAll("form.bd-search").length};
   const whole = [...d.body.childNodes], ids = blocks.map(pre => pre.id);
   if (new Set(ids).size < ids.length) wrong.push("blocks of one name");

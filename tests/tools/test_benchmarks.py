@@ -115,13 +115,14 @@ def test_others_are_told_from_us(monkeypatch, clock):
     """Two processors, two seconds: others take a quarter, and what this process
     takes is none of it.
     """
-    told, busy = iter([100.0, 101.0]), measure.Busy()
+    told, busy = iter([100.0, 101.0, None]), measure.Busy()
     monkeypatch.setattr(measure.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(busy, "_elsewhere", lambda: next(told))
-    assert busy.share() is None
-    with busy.watched():
-        clock.now += 2
+    busy.forget()
+    clock.now += 2
     assert busy.share() == 0.25
+    busy.forget()
+    assert busy.share() is None
     assert measure.Busy._elsewhere() > 0
 
 

@@ -1,16 +1,14 @@
 import argparse
 import json
 import time
-from datetime import date
-from pathlib import Path
 
 import torch
 
 from normalnorm.experiments.results import processor
 from tools import hostile
-from tools.files import save
+from tools.files import ROOT, save
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "hostile.json"
+RECORD = ROOT / "results" / "hostile.json"
 
 
 def main() -> int:
@@ -38,7 +36,7 @@ def main() -> int:
         if given.only in " · ".join(case)
     )
     found |= {
-        "date": date.today().isoformat(),
+        "date": time.strftime("%Y-%m-%d"),
         "processor": processor(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - start, 1),

@@ -285,6 +285,7 @@ def measured(
 
 
 # %% ../../../nbs/595_experiments.recipes.early_training.ipynb #5950000a
+@one_thread("cpu")
 def run(
     config: dict[str, Any],
     seed: int,
@@ -310,35 +311,34 @@ def run(
         >>> [moment["step"] for moment in run(config, seed=0)["moments"]]
         [0, 1, 3]
     """
-    with one_thread("cpu"):
-        trials = _trials(json.dumps(config))
-        done = {rate: loss for rate, loss in trials.items() if loss is not None}
-        best = float(min(done, key=done.__getitem__))
-        moments: list[dict[str, Any]] = []
-        losses = []
-        steps = config["moments"][-1]
-        for step, loss, model in trained(config, best, seed, steps):
-            losses.append(loss)
-            if step not in config["moments"]:
-                continue
-            values = measured(model, config, seed)
-            if values is None:
-                break
-            late = losses[1:][-10:] or [math.nan]
-            values["loss"] = sum(late) / len(late)
-            moments.append(
-                {"step": step}
-                | {name: _rounded(value) for name, value in values.items()}
-            )
-        return {
-            "metrics": {"rate": best, "steps": moments[-1]["step"]},
-            "trials": {
-                rate: None if loss is None else _rounded(loss)
-                for rate, loss in trials.items()
-            },
-            "moments": moments,
-            "threads": torch.get_num_threads(),
-        }
+    trials = _trials(json.dumps(config))
+    done = {rate: loss for rate, loss in trials.items() if loss is not None}
+    best = float(min(done, key=done.__getitem__))
+    moments: list[dict[str, Any]] = []
+    losses = []
+    steps = config["moments"][-1]
+    for step, loss, model in trained(config, best, seed, steps):
+        losses.append(loss)
+        if step not in config["moments"]:
+            continue
+        values = measured(model, config, seed)
+        if values is None:
+            break
+        late = losses[1:][-10:] or [math.nan]
+        values["loss"] = sum(late) / len(late)
+        moments.append(
+            {"step": step}
+            | {name: _rounded(value) for name, value in values.items()}
+        )
+    return {
+        "metrics": {"rate": best, "steps": moments[-1]["step"]},
+        "trials": {
+            rate: None if loss is None else _rounded(loss)
+            for rate, loss in trials.items()
+        },
+        "moments": moments,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _arms(

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from ...analysis.robustness import fgsm, margin, pgd, robust_accuracy
 from ..data import info, load
 from ..results import Recipe
-from ..train import one_thread, seeded
+from ..train import evaluate, one_thread, seeded
 from ...layers.running_averages import update_bn
 
 
@@ -342,8 +342,7 @@ def run(
         late = table[len(table) // 2 :]
         update_bn([x], model)
         model.eval()
-        with torch.no_grad():
-            right = (model(x_test).argmax(1) == y_test).double().mean().item()
+        right = evaluate(model, (x_test, y_test), len(y_test)).accuracy
         few = x_test[: config["attacked"]], y_test[: config["attacked"]]
         attacked = {
             attack: {
@@ -483,6 +482,7 @@ def attacked(
     return model.eval(), *test
 
 
+@one_thread("cpu")
 def peer_run(
     config: dict[str, Any],
     seed: int,
@@ -510,46 +510,45 @@ def peer_run(
         True
     """
     peer, found, steps = _torchattacks(), [], config["steps"]
-    with one_thread("cpu"):
-        model, x, y = attacked(config, seed)
+    model, x, y = attacked(config, seed)
 
-        @torch.no_grad()
-        def right(v: Tensor) -> float:
-            return 100 * (model(v).argmax(1) == y).double().mean().item()
+    @torch.no_grad()
+    def right(v: Tensor) -> float:
+        return 100 * (model(v).argmax(1) == y).double().mean().item()
 
-        for eps in config["sizes"]:
-            step = 2.5 * eps / steps
-            plain: dict[str, Any] = {"start": "inputs", "bounds": (0, 1)}
-            for attack, ours, theirs in (
-                (
-                    "fgsm",
-                    fgsm(model, x, y, eps, bounds=(0, 1)),
-                    peer.FGSM(model, eps),
-                ),
-                (
-                    "pgd",
-                    pgd(model, x, y, eps, step, steps, **plain),
-                    peer.PGD(model, eps, step, steps, random_start=False),
-                ),
-            ):
-                other = theirs(x, y)
-                apart = (ours - other).abs()
-                found.append(
-                    {
-                        "attack": attack,
-                        "eps": eps,
-                        "largest": apart.max().item(),
-                        "pixels": (apart > 1e-6).double().mean().item(),
-                        "ours": round(right(ours), 2),
-                        "theirs": round(right(other), 2),
-                    }
-                )
-        return {
-            "metrics": {"largest": max(of["largest"] for of in found)},
-            "found": found,
-            "torchattacks": peer.__version__,
-            "threads": torch.get_num_threads(),
-        }
+    for eps in config["sizes"]:
+        step = 2.5 * eps / steps
+        plain: dict[str, Any] = {"start": "inputs", "bounds": (0, 1)}
+        for attack, ours, theirs in (
+            (
+                "fgsm",
+                fgsm(model, x, y, eps, bounds=(0, 1)),
+                peer.FGSM(model, eps),
+            ),
+            (
+                "pgd",
+                pgd(model, x, y, eps, step, steps, **plain),
+                peer.PGD(model, eps, step, steps, random_start=False),
+            ),
+        ):
+            other = theirs(x, y)
+            apart = (ours - other).abs()
+            found.append(
+                {
+                    "attack": attack,
+                    "eps": eps,
+                    "largest": apart.max().item(),
+                    "pixels": (apart > 1e-6).double().mean().item(),
+                    "ours": round(right(ours), 2),
+                    "theirs": round(right(other), 2),
+                }
+            )
+    return {
+        "metrics": {"largest": max(of["largest"] for of in found)},
+        "found": found,
+        "torchattacks": peer.__version__,
+        "threads": torch.get_num_threads(),
+    }
 
 
 _PEER = _BOOK | {

@@ -260,6 +260,7 @@ def train_once(
     }
 
 
+@one_thread("cpu")
 def run(
     config: dict[str, Any],
     seed: int,
@@ -284,14 +285,11 @@ def run(
         >>> len(found["curve"]), sorted(found["metrics"])
         (2, ['trains', 'worst'])
     """
-    with one_thread("cpu"):
-        curve = [
-            point
-            | train_once(
-                config, seed, **point, shifts=config["factor"] == "rate"
-            )
-            for point in points(config)
-        ]
+    curve = [
+        point
+        | train_once(config, seed, **point, shifts=config["factor"] == "rate")
+        for point in points(config)
+    ]
     metrics = {"rate": of_rates, "scale": of_scales, "batch": of_batches}[
         config["factor"]
     ](config, curve)

@@ -36,7 +36,7 @@ from ...analysis.power import model_power, power_decomposition
 from ..data import load
 from ..models import SmallResNet
 from ..results import Recipe
-from ..train import one_thread, seeded
+from ..train import evaluate, one_thread, seeded
 from ...layers.core import normality_norm
 from ...layers.families import named
 from ...layers.proxy_norm import proxy_norm
@@ -290,6 +290,7 @@ def one_net(
         ]
 
 
+@one_thread("cpu")
 def run(
     config: dict[str, Any],
     seed: int,
@@ -318,26 +319,23 @@ def run(
     """
     seeds = range(seed * config["nets"], (seed + 1) * config["nets"])
     size = config["depth"], config["width"]
-    with one_thread("cpu"):
-        images = _images(config)
-        if "cure" in config:
-            rival = CURES[config["cure"]]
-            nets = [
-                [_parts(y) for _, y, _ in layers(rival, one, images, *size)]
-                for one in seeds
-            ]
-            most = torch.tensor(nets)[:, :, 0].amax(0)
-            found = _summary(nets) | {"p1_most": _digits(most)}
-        else:
-            kind = KINDS[config["kind"]]
-            found = _summary(
-                one_net(images, one, *size, **kind) for one in seeds
-            )
-        return {
-            "metrics": {"p1_last": found["p1"][-1]},
-            **found,
-            "threads": torch.get_num_threads(),
-        }
+    images = _images(config)
+    if "cure" in config:
+        rival = CURES[config["cure"]]
+        nets = [
+            [_parts(y) for _, y, _ in layers(rival, one, images, *size)]
+            for one in seeds
+        ]
+        most = torch.tensor(nets)[:, :, 0].amax(0)
+        found = _summary(nets) | {"p1_most": _digits(most)}
+    else:
+        kind = KINDS[config["kind"]]
+        found = _summary(one_net(images, one, *size, **kind) for one in seeds)
+    return {
+        "metrics": {"p1_last": found["p1"][-1]},
+        **found,
+        "threads": torch.get_num_threads(),
+    }
 
 
 # %% ../../../nbs/423_experiments.recipes.random_nets.ipynb #4230000a
@@ -412,9 +410,7 @@ def training_run(
                 loss.backward()
                 optimizer.step()
             measure()
-        model.eval()
-        with torch.no_grad():
-            right = (model(x_test).argmax(1) == y_test).double().mean().item()
+        right = evaluate(model, (x_test, y_test), len(y_test)).accuracy
         return {
             "metrics": {
                 "accuracy": round(100 * right, 2),

@@ -34,7 +34,7 @@ from ..data import SPLITS, load
 from ..models import SmallResNet, macs
 from ..optimization import Settings
 from ..results import Recipe
-from ..train import one_thread, seeded, train
+from ..train import evaluate, one_thread, seeded, train
 from ...layers.families import named
 
 # channels → normalizer
@@ -107,9 +107,7 @@ def output_sizes(
 
 
 def _accuracy(model: nn.Module, split: tuple[Tensor, Tensor]) -> float:
-    with evaluating(model), torch.no_grad():
-        right = model(split[0]).argmax(1) == split[1]
-    return round(100 * right.double().mean().item(), 3)
+    return round(100 * evaluate(model, split, len(split[1])).accuracy, 3)
 
 
 def cost(model: nn.Module, x: Tensor) -> dict[str, int]:
