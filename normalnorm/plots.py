@@ -305,7 +305,8 @@ def curves(
     ):
         how = {"markersize": 4, "color": color, "label": label}
         if isinstance(values, tuple):
-            ax.errorbar(x, *values, fmt="".join(of), **how)
+            centre, away = values
+            ax.errorbar(x, centre, away, fmt="".join(of), **how)
         elif hasattr(values[0], "low"):
             (line,) = ax.plot(x, [s.mean for s in values], *of, **how)
             ax.fill_between(

@@ -375,7 +375,7 @@ class _ByKernel(NamedTuple):
         saved = (*problem.inputs(), jacobian)
         return (mean, var), saved, kinds(saved)
 
-    def meanwhile(self, problem: ProxyMoments) -> tuple:
+    def meanwhile(self, problem):
         inputs = problem.inputs()
         weight = inputs[0]
         saved = (*inputs, weight.new_zeros(4 * weight.numel()))

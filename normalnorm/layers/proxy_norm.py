@@ -277,7 +277,7 @@ class _GroupedByKernel(NamedTuple):
             raise
         return native._as(out, problem.u), (*inputs, kept), None
 
-    def meanwhile(self, problem: GroupedProxy) -> tuple:
+    def meanwhile(self, problem):
         inputs = problem.inputs()
         kept = problem.u.new_zeros(self.kept)
         return _grouped(*inputs, *self.settings), (*inputs, kept), None
