@@ -75,5 +75,5 @@ test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, 
 	@command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq clang g++ g++-aarch64-linux-gnu git libomp-dev qemu-user-static >/dev/null || true
 	@$(BIN)/python -m tools.processors
 
-test-avx2: $(VENV)/.ready  ## the kernel's chapters and tests as on a processor that has nothing beyond AVX2 (a few minutes)
-	@$(BIN)/python -m tools.processors --again --only "tests gcc AVX2 2 threads"
+test-avx2: $(VENV)/.ready  ## of make test: the kernel's chapters and tests as on a processor that has nothing beyond AVX2 (a minute)
+	@$(BIN)/python -m pytest tests/tools/test_processors.py -k "tests_of_the_kernel and AVX2"

@@ -10,6 +10,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+# read when torch is loaded, here and in the processes that tests start: threads
+# that wait do not spin on a core that another worker needs
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import settings

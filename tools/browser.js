@@ -249,25 +249,33 @@ function wanted(e) {        // large text may have less contrast
   return size >= 24 || size >= 18.66 && Number(s.fontWeight) >= 700 ?
       Math.min(3, settings.contrast) : settings.contrast;
 }
+// What has the colours of another need not be styled anew in each mode: of a
+// formula its thousand parts, of the tokens of one kind in a block of code all
+// but the first.
+function thin(d) {
+  for (const e of d.querySelectorAll("mjx-container")) e.textContent = "x";
+  const kinds = new Map();
+  for (const e of d.querySelectorAll(
+      ".highlight span:not([style], [id], :has(*))")) {
+    const {parentElement: block, className: kind} = e;
+    if (!kinds.has(block)) kinds.set(block, new Set());
+    if (!e.textContent.trim() || kinds.get(block).has(kind)) e.remove();
+    else kinds.get(block).add(kind);
+  }
+}
 // the elements with text of their own, and the formulas, that are shown: the
-// same in both modes. Of the tokens of one kind in a block of code, the first.
+// same in both modes
 function coloured(d, paper) {
   const kept = paper ? "onPaper" : "onScreen";
   if (d[kept]) return d[kept];
   const walker = d.createTreeWalker(d.body, NodeFilter.SHOW_TEXT);
-  const texts = new Set(), kinds = new Map();
-  const known = e => {
-    if (!e.matches(".highlight span:not([style], [id])")) return false;
-    const {parentElement: block, className: kind} = e;
-    if (!kinds.has(block)) kinds.set(block, new Set());
-    return kinds.get(block).size == kinds.get(block).add(kind).size;
-  };
+  const texts = new Set();
   const aside = "svg, script, style, noscript, mjx-container, "
                 + ".headerlink, .tooltip, :disabled";
   while (walker.nextNode()) {
     const e = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || texts.has(e)) continue;
-    if (!e.closest(aside) && !known(e)) texts.add(e);
+    if (!e.closest(aside)) texts.add(e);
   }
   return d[kept] = [[...texts].filter(shown),
       [...d.querySelectorAll("mjx-container")].filter(shown)];
@@ -316,13 +324,18 @@ function onPaper(d) {       // the style sheets as a printer sees them
       if (/print/.test(sheet.media.mediaText)) sheet.media.mediaText = "all";
   rules(sheet.cssRules); }
 }
+const STILL = "<style>* { transition: none !important; "
+    + "animation: none !important }</style>";
 async function open(page) {
-  await new Promise(done => { frame.onload = done; frame.src = page; });
+  const loaded = new Promise(done => { frame.onload = done; frame.src = page; });
+  // before anything is laid out
+  while (frame.contentDocument.URL != page || !frame.contentDocument.head)
+    await wait(1);
+  frame.contentDocument.head.insertAdjacentHTML("afterbegin", STILL);
+  await loaded;
   const w = frame.contentWindow, d = frame.contentDocument;
   if (w.MathJax && w.MathJax.startup) await w.MathJax.startup.promise;
   await d.fonts.ready;
-  d.head.insertAdjacentHTML("beforeend", "<style>* { transition: none "
-    + "!important; animation: none !important }</style>");
   await wait(50);
   return [w, d];
 }
@@ -351,13 +364,12 @@ async function look(page) {
       r.name).filter(n => /^(https?|wss?):/.test(n)).map(n =>
       "asks the network: " + n);
   problems.push(...badMaths, ...requested);
-  // a formula has one colour: its thousand parts need not be styled anew
-  for (const e of d.querySelectorAll("mjx-container")) e.textContent = "x";
+  const answer = await asked(w, d);
+  thin(d);
   problems.push(...invisible(d, "light"), ...invisible(d, "dark"));
   onPaper(d);
   problems.push(...invisible(d, "light", true), ...invisible(d, "dark",
       true));
-  const answer = await asked(w, d);
   console.log("@found " + JSON.stringify({equations: maths, figures: drawn,
       answer, problems: [...new Set(problems)]}));
 }

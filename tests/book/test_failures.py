@@ -280,7 +280,8 @@ def test_forked_kernels_show_what_fresh_ones_show(tmp_path):
             )
         nursery.process.kill()
         nursery.process.wait()
-        run.execute(c, nursery=nursery)  # started on its own, then
+        # started on its own, then
+        run.execute(Chapter("index", root), nursery=nursery)
     assert seen[0] == seen[1] == seen[2] and "normalnorm/own.py" in seen[0][1]
 
 

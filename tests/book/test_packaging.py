@@ -237,9 +237,10 @@ def test_make_wheel(monkeypatch, tmp_path, plain_wheel, capsys):
     assert re.search(r"^wheel: .*  ## .*\n\t.*-m tools\.wheel$", text, re.M)
 
 
-def test_import_is_light():
-    """`import normalnorm` loads neither torch nor anything heavy; using a layer
-    loads torch, but no development tool and no plotting.
+def test_imports_are_light_and_what_they_give_works():
+    """`import normalnorm` loads neither torch nor anything heavy; weight decay
+    knows layers that nothing has imported; using a layer loads no development
+    tool and no plotting; the example of the README runs.
     """
     unwanted = (
         "nbdev",
@@ -256,33 +257,30 @@ def test_import_is_light():
         "statsmodels",
         "numba",
     )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = readme.split("```python\n")[1].split("```")[0]
     code = f"""
         import sys, normalnorm
         print({{"torch", "numpy"}} & {{*sys.modules}})
         import torch
         before = {{*sys.modules}}
+        from normalnorm.layers.weight_decay import no_weight_decay
+        print(*sorted(no_weight_decay(torch.nn.BatchNorm1d(3))))
         from normalnorm import BatchNormalNorm2d
         print({{*{unwanted}}} & ({{*sys.modules}} - before))
+        names = {{}}
+        exec({example!r}, names)
+        print(*names["out"].shape)
     """
-    assert python(code).split() == ["set()", "set()"]
-
-
-def test_weight_decay_knows_layers_that_nothing_has_imported():
-    code = """
-        from torch import nn
-        from normalnorm.layers.weight_decay import no_weight_decay
-        print(*sorted(no_weight_decay(nn.BatchNorm1d(3))))
-    """
-    assert python(code) == "bias weight\n"
+    assert python(code).splitlines() == [
+        "set()",
+        "bias weight",
+        "set()",
+        "32 64 14 14",
+    ]
 
 
 def test_command():
     words = "-m normalnorm verify nn-yj-identity --mutants".split()
     done = files.python(*words)
     assert done.returncode == 0 and "mutant rejected" in done.stdout
-
-
-def test_the_readme_example_runs():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = readme.split("```python\n")[1].split("```")[0]
-    assert python(code + "\nprint(*out.shape)") == "32 64 14 14\n"

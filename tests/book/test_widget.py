@@ -43,7 +43,7 @@ from tests.book.test_figures import outputs
 from tools import run
 from tools.browser import chromium, expression, visit
 from tools.chapters import chapter
-from tools.files import python
+from tools.files import load, python, save
 
 SCRIPTS = Path(__file__).parents[1] / "browser"
 browser = pytest.mark.skipif(
@@ -89,10 +89,9 @@ def fragment(name="210_theory.power_transform"):
     return found
 
 
-def open_pages(bodies, script, folder, *arguments):
-    """What the function of `browser/SCRIPT.js` returns on a page with each of
-    these bodies, where no script may fail; the first says nothing on the
-    console. One browser opens them all.
+def page_of(body, folder, name, script, *arguments):
+    """The address of a page with this body, whose `report` is what the function
+    of `browser/SCRIPT.js` returns.
     """
     call = expression(SCRIPTS / f"{script}.js")
     report = (
@@ -100,20 +99,35 @@ def open_pages(bodies, script, folder, *arguments):
         f"({call})(...{json.dumps(arguments)}); }}"
         "const before = Object.keys(window);</script>"
     )
-    addresses = []
-    for i, body in enumerate(bodies):
-        page = folder / f"page{i}.html"
-        page.write_text(
-            f"<!doctype html><meta charset=utf-8><body>{report}{body}",
-            encoding="utf-8",
-        )
-        addresses.append(page.as_uri())
+    page = folder / f"{name}.html"
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><body>{report}{body}",
+        encoding="utf-8",
+    )
+    return page.as_uri()
+
+
+def reports(addresses):
+    "Of each page, by one browser."
     seen = visit(addresses, "ask", "w => w.report()", (1280,))
-    first, *others = (seen[address] for address in addresses)
+    return [seen[address] for address in addresses]
+
+
+def answers(first, *others):
+    "No script may fail; the first page says nothing on the console."
     assert first["problems"] == []
     for report in others:  # of a wrong formula: of numbers that are none
         assert not any("Uncaught" in p for p in report["problems"])
     return [report["answer"] for report in (first, *others)]
+
+
+def open_pages(bodies, script, folder, *arguments):
+    "What the function returns on a page with each of these bodies."
+    addresses = [
+        page_of(body, folder, f"page{i}", script, *arguments)
+        for i, body in enumerate(bodies)
+    ]
+    return answers(*reports(addresses))
 
 
 def drag(texts, steps, folder):
@@ -257,12 +271,17 @@ def figure(chapter, sliders, cases, wrong, number=0, button=None):
     def register(accepts):
         names = sliders.split() or [""]
 
-        def check(text, folder):
+        steps = []
+        for case in cases:
+            steps.append(dict(zip(names, case, strict=True)))
+            steps += [button] * bool(button)
+
+        def texts():
+            text = fragments(chapter)[number]
+            return [text, *(text.replace(*pair) for pair in wrong)]
+
+        def check(text, by_formula, *by_others):
             known = re.search(r"const data = (\{.*?\});", text)
-            steps = []
-            for case in cases:
-                steps.append(dict(zip(names, case, strict=True)))
-                steps += [button] * bool(button)
 
             def accept(shown):
                 pages = iter(shown)
@@ -274,14 +293,12 @@ def figure(chapter, sliders, cases, wrong, number=0, button=None):
 
             for right, _ in wrong:
                 assert text.count(right) == 1, right
-            others = [text.replace(*pair) for pair in wrong]
-            shown, *by_others = drag([text, *others], steps, folder)
-            accept(shown)
+            accept(by_formula)
             for shown in by_others:
                 with pytest.raises((AssertionError, IndexError)):
                     accept(shown)
 
-        FIGURES[accepts.__name__] = chapter, number, check
+        FIGURES[accepts.__name__] = texts, steps, check
         return accepts
 
     return register
@@ -969,8 +986,31 @@ def seeds(page, n, ratio):
     np.testing.assert_allclose(drawn, [ratio, power], rtol=0, atol=2e-3)
 
 
+@pytest.fixture(scope="session")
+def shown(once):
+    """Figure → what its pages report after its steps, by its formula and by
+    each wrong one: one browser opens them for both workers.
+    """
+
+    def make(folder):
+        addresses = {
+            name: [
+                page_of(text, folder, f"{name}{i}", "drag", steps)
+                for i, text in enumerate(texts())
+            ]
+            for name, (texts, steps, _) in FIGURES.items()
+        }
+        seen = iter(reports(sum(addresses.values(), [])))
+        save(
+            folder / "shown.json",
+            {name: [next(seen) for _ in of] for name, of in addresses.items()},
+        )
+
+    return load(once("figures to drag", make) / "shown.json")
+
+
 @browser
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_shows_what_is_computed(name, tmp_path):
-    chapter, number, check = FIGURES[name]
-    check(fragments(chapter)[number], tmp_path)
+def test_a_figure_shows_what_is_computed(name, shown):
+    texts, _, check = FIGURES[name]
+    check(texts()[0], *answers(*shown[name]))

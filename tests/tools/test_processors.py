@@ -1,12 +1,10 @@
 """The kernel held to AVX2 and to SSE2, with PyTorch held to the same, whatever
-processor runs this: a choice of the tests of the kernel, and the driver without
-Python.
+processor runs this: on AVX2 all tests and chapters of the kernel, on SSE2 a
+choice of the tests; and the driver without Python.
 
-All tests of the kernel, other compilers, ARM and the sanitizers:
-`make test-processors`.
+Other compilers, ARM and the sanitizers: `make test-processors`.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -53,8 +51,6 @@ CHOSEN += [
     )
 ]
 OLDER = pytest.mark.parametrize("instructions", ["AVX2", "SSE2"])
-
-
 BOOK = find_spec("nbclient") is not None  # whether chapters run here
 
 
@@ -71,24 +67,21 @@ PLACES = {
 
 
 @pytest.fixture
-def held(shared_folder, monkeypatch):
-    """The environment of a process held to an instruction set, with the folder
-    of its kernel.
+def held(monkeypatch):
+    """The environment of a process held to an instruction set.
 
-    The workers share it; who comes second waits for the compilation.
+    Its kernel and its chapters lie where workers and later runs find them; who
+    comes second waits for the compilation, and what is fresh is not run again.
     """
 
-    def to(instructions: str) -> tuple[dict, Path]:
+    def to(instructions: str) -> dict:
         if shutil.which("g++") is None:
             pytest.skip("there is no g++")
         if reason := processors.lacking(instructions):
             pytest.skip(reason)
-        folder = shared_folder / f"kernel-{instructions}"
         monkeypatch.setitem(processors.COMPILERS, "gcc", compile_once.COMMAND)
-        return (
-            processors.environment(instructions, "gcc", folder, threads=2),
-            folder,
-        )
+        folder = processors.ROOT / "_build" / f"held-{instructions}"
+        return processors.environment(instructions, "gcc", folder, threads=2)
 
     return to
 
@@ -128,17 +121,20 @@ def test_the_same_is_compiled_once(tmp_path, monkeypatch):
     assert kept("int f() { return X + 2; }") == 2
 
 
-@OLDER
-def test_chosen_tests_of_the_kernel(held, instructions):
-    """The same tests with the same tolerances, by two threads; on AVX2 the
-    chapter that searches for the worst too.
-    """
-    environment, _ = held(instructions)
+@pytest.mark.parametrize(
+    "instructions, chosen",
+    [
+        ("AVX2", [*processors.TESTS, *BOOK * processors.CHAPTERS]),
+        ("SSE2", CHOSEN),
+    ],
+)
+def test_the_tests_of_the_kernel(held, instructions, chosen):
+    "The same tests with the same tolerances, by two threads."
+    environment = held(instructions)
     processors.compiled(instructions, environment)
     done = python(
         *"-m pytest -p no:cacheprovider -p no:xdist --tb=short".split(),
-        *CHOSEN,
-        *processors.CHAPTERS[: instructions == "AVX2" and BOOK],
+        *chosen,
         cwd=processors.ROOT,
         env=environment,
     )
@@ -158,24 +154,19 @@ def driver(held, tmp_path):
     "The driver, linked with the kernel that the package itself has compiled."
 
     def made(instructions: str) -> Path:
-        environment, folder = held(instructions)
-        processors.compiled(instructions, environment)
+        folder = tmp_path / "kernel"
+        own = {"NORMALNORM_CACHE": str(folder)}
+        processors.compiled(instructions, held(instructions) | own)
         (kernel,) = folder.glob("native-*.so")
-        command = [
-            "g++",
-            "-std=c++17",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            str(processors.DRIVER),
-            str(kernel),
-            f"-Wl,-rpath,{kernel.parent}",
-            "-fopenmp",
-            "-o",
-            str(tmp_path / "driver"),
-        ]
-        subprocess.run(command, check=True)
-        return tmp_path / "driver"
+        program, compiled = tmp_path / "driver", str(tmp_path / "driver.o")
+        strict = "g++ -std=c++17 -Wall -Wextra -Werror -c".split()
+        source = str(processors.DRIVER)
+        assert not compile_once.main(*strict, source, "-o", compiled)
+        linked = [compiled, str(kernel), f"-Wl,-rpath,{kernel.parent}"]
+        subprocess.run(
+            ["g++", *linked, "-fopenmp", "-o", str(program)], check=True
+        )
+        return program
 
     return made
 
@@ -187,12 +178,11 @@ def test_driver(driver, held, instructions, tmp_path):
     """
     program, changed = driver(instructions), tmp_path / "changed"
     with pytest.raises(processors.Failed, match="were asked for"):
-        processors.compiled("AVX-512", held(instructions)[0])
+        processors.compiled("AVX-512", held(instructions))
 
-    def run(data, code):
+    def run(data, code, most_threads="4"):
         changed.write_bytes(data)
-        passive = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        done = ran([str(program), str(changed)], env=passive)
+        done = ran([str(program), str(changed), most_threads])
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -202,13 +192,13 @@ def test_driver(driver, held, instructions, tmp_path):
     wrong = {name: numbers[name].copy() for name in PLACES}
     for x in wrong.values():
         x[6] *= 1 + 1e-3
-    found = run(record.to_bytes(numbers | wrong), 1)
+    found = run(record.to_bytes(numbers | wrong), 1, most_threads="1")
     assert [p for p in PLACES.values() if f"WRONG {p}" not in found] == []
     strict = {
         f"tolerance/{name}": np.array([kind, *(x * 1e-6 for x in rule)])
         for name, (kind, *rule) in record.TOLERANCES.items()
     }
-    found = run(record.to_bytes(numbers | strict), 1)
+    found = run(record.to_bytes(numbers | strict), 1, most_threads="1")
     # not both ways of the transform are this kernel's
     held_to = {n for n in record.TOLERANCES if re.search(f"^{n} ", said, re.M)}
     assert held_to == {n for n in held_to if f'(rule "{n}")' in found}
