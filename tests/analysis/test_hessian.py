@@ -135,7 +135,6 @@ def test_more_eigenvalues_than_fit_and_slow_ones():
 
 
 def test_seeds_and_moments():
-    torch.manual_seed(0)
     loss, w = quadratic(torch.randn(300).tolist())
     one, two = (hessian_density(loss, w, 4, 20, seed=s) for s in (0, 2))
     assert torch.equal(one.nodes[2:], two.nodes[:2])

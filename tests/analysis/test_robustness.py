@@ -298,7 +298,6 @@ def test_what_is_wrong_without_attack_stays_so():
 
 
 def test_training_on_attacked_inputs():
-    torch.manual_seed(0)
     model, (x, y) = network(NETWORKS["batch normality"]), pixels()
     model.train()
     for step in (adversarial_step(0.1), adversarial_step(0.1, "fgsm")):

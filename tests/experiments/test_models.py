@@ -378,7 +378,6 @@ def test_names_of_normalizers_are_those_in_committed_rows():
 
 
 def test_laws_of_the_weights():
-    torch.manual_seed(0)
     model = residual.ResNet(
         [1], [96], bottleneck=True, groups=4, group_width=16
     )

@@ -458,9 +458,7 @@ TRIED = """if True:
             print("refused" if "bring it back" in str(error) else error,
                   flush=True)
 """
-FREED = (
-    TRIED
-    + """
+FREED = """
     from torch import nn
     import normalnorm
     from normalnorm.theory.gaussianizers import Chain
@@ -494,21 +492,7 @@ FREED = (
                 freed(lost)
                 tried(f"{name}, {which}", lambda: layer(x))
 """
-)
-
-
-def test_memory_freed_before_pytorch_reads_it():
-    """A layer that is computed by PyTorch's operations refuses what was freed;
-    in a process of its own, which crashes where one does not.
-    """
-    lines = python(FREED).splitlines()
-    assert len(lines) == 26
-    assert all(line.endswith(": refused") for line in lines), lines
-
-
-FREED_FOR_THE_PROXY = (
-    TRIED
-    + """
+FREED_FOR_THE_PROXY = """
     from normalnorm.layers.backends import set_backend
     from normalnorm.layers.proxy import proxy_statistics
 
@@ -550,16 +534,15 @@ FREED_FOR_THE_PROXY = (
             tried(f"gradient {which}, {strided}",
                   lambda: torch.autograd.grad(results, leaves, upstream))
 """
-)
 
 
-def test_memory_that_the_proxy_does_not_find():
-    """Each parameter freed before each pass, on each way; upstream gradients.
-
-    In a process of its own, which may crash without the checks.
+def test_memory_freed_before_it_is_read():
+    """By a layer that is computed by PyTorch's operations; and of the proxy,
+    each parameter before each pass, on each way, and upstream gradients. In a
+    process of their own, which may crash without the checks.
     """
-    lines = python(FREED_FOR_THE_PROXY).splitlines()
-    assert len(lines) == 40
+    lines = python(TRIED + FREED + FREED_FOR_THE_PROXY).splitlines()
+    assert len(lines) == 26 + 40
     assert all(line.endswith(": refused") for line in lines), lines
 
 

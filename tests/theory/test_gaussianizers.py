@@ -446,33 +446,24 @@ def test_rotations_are_orthogonal_and_uniform():
 
 
 @pytest.mark.parametrize("rotation", ["random", "pca"])
-def test_flow_round_trip_and_stored_map(rotation):
-    x = torch.randn(300, 4, dtype=D).exp() @ torch.randn(4, 4, dtype=D)
-    flow = IterativeGaussianizer(6, Power(safeguard=True), rotation, seed=1)
-    y = flow.fit_transform(x)
-    torch.testing.assert_close(flow.transform(x), y)
-    torch.testing.assert_close(flow.inverse(y), x, rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(
-        IterativeGaussianizer(6, Power(safeguard=True), rotation, seed=1)
-        .fit(x)
-        .transform(x),
-        y,
-    )
-
-
-@pytest.mark.parametrize("rotation", ["random", "pca"])
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_log_density_is_the_normal_one_moved_by_the_map(rotation, d):
     """At the transformed points: log of the normal density, with its constant,
-    and of the determinant of the Jacobian by autodiff.
+    and of the determinant of the Jacobian by autodiff. The map that is stored
+    gives the same values again, and so does another of the same seed.
     """
-    torch.manual_seed(0)
     x = (
         torch.randn(200, d, dtype=D) @ torch.randn(d, d, dtype=D)
         + 0.3 * torch.randn(200, d, dtype=D) ** 3
     )
-    for g in (None, Power(), Tail()):
-        flow = IterativeGaussianizer(3, g, rotation).fit(x)
+    for g in (None, Power(safeguard=True), Tail()):
+        flow, again = (
+            IterativeGaussianizer(3, g, rotation, seed=1) for _ in "ab"
+        )
+        y = flow.fit_transform(x)
+        torch.testing.assert_close(flow.inverse(y), x, rtol=1e-7, atol=1e-7)
+        for fitted in (flow, again.fit(x)):
+            torch.testing.assert_close(fitted.transform(x), y)
         points = torch.cat([x[:5], x[:2] * 1.5 + 1])
         jacobian = torch.func.vmap(
             torch.func.jacrev(lambda p: flow.transform(p[None])[0])
@@ -497,13 +488,6 @@ def test_constant_coordinate_and_nan():
 
 
 def test_a_chain_names_its_parameters_part_by_part():
-    chain = Chain()
-    assert chain.names == (
-        "lambda",
-        "mean1",
-        "deviation1",
-        "delta1",
-    ) and chain.neutral == (1.0, 0.0, 1.0, 0.0)
     chain = Chain(Tail(), Power(), Tail())
     assert chain.names == (
         "delta",
