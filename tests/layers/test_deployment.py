@@ -291,7 +291,6 @@ CASES = {
     "dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 4e-6)]
 )
 def test_folded_is_equal(case, gaussian, dtype, tolerance):
-    torch.manual_seed(0)
     make, shape = CASES[case]
     model = nn.Sequential(*make()).to(dtype)
     model = seen(
@@ -471,13 +470,6 @@ test_folding_says_what_is_wrong = refusals(
 )
 
 
-def test_what_is_near_one_is_folded_whole():
-    assert fold(dense())[1].lmbda is None  # fresh: λ = 1
-    bent = seen(dense().train(), (9, 3))
-    assert fold(bent)[1].lmbda is not None
-    assert fold(bent, tolerance=10.0)[1].lmbda is None
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_folded_in_half_precision_rounds_once(dtype):
     rest = fold(seen(nn.Sequential(CONV(), NORM()), (8, 3, 4, 4)))[1]
@@ -604,7 +596,6 @@ LAYERS = {
 @pytest.mark.parametrize("name", ["layer", "fused", "network"])
 def test_exported_for_any_batch_size(name):
     make, shape = LAYERS[name]
-    torch.manual_seed(0)
     model = seen(make(), shape)
     program = torch.export.export(
         model,
@@ -625,7 +616,6 @@ def test_exported_for_any_batch_size(name):
 def test_onnx(name):
     "Evaluation within 1e-5, relative to the largest output."
     make, shape = LAYERS[name]
-    torch.manual_seed(0)
     model, u = seen(make(), shape), torch.randn(shape).exp()
     run = onnx_of(model, u)
     for scale in (1.0, 30.0):

@@ -14,7 +14,6 @@ import torch
 
 from normalnorm.theory import estimation, game, independence, information
 from normalnorm.theory.information import (
-    FAMILIES,
     Law,
     _common_step,
     _linear_piece,
@@ -38,25 +37,6 @@ from normalnorm.theory.information import (
 from tests.refusals import refusals
 
 # ---- the engine -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name", [n for n, law in FAMILIES.items() if not law.discrete]
-)
-@pytest.mark.parametrize(
-    "noise",
-    [normal(variance=0.5), exponential(variance=2.0)],
-    ids=["normal", "exponential"],
-)
-def test_coarse_enclosures_contain_the_fine_value(name, noise):
-    fine = entropy_of_sum(FAMILIES[name], noise, 4e-3)
-    for step in (0.3, 0.11, 0.03):
-        coarse = entropy_of_sum(FAMILIES[name], noise, step)
-        assert (
-            coarse.low <= fine.high
-            and fine.low <= coarse.high
-            and coarse.error > fine.error
-        )
 
 
 @pytest.mark.parametrize(
@@ -490,7 +470,6 @@ def test_errors_and_posteriors_at_the_ends():
 
 
 def test_noisy_information_of_samples():
-    torch.manual_seed(0)
     x = torch.cat(
         [
             torch.randn(2000, 2),

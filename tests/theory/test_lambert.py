@@ -86,7 +86,6 @@ def test_units_that_have_nothing_to_fit():
     """Light tails, constants, two values, one element, NaN: stated results, and
     no harm to their neighbours, in value and gradient.
     """
-    torch.manual_seed(0)
     same = torch.full((30,), 4.0, dtype=D)
     y = torch.stack(
         [
@@ -137,16 +136,6 @@ def test_gradients():
     assert torch.autograd.gradcheck(
         f, y, check_forward_ad=True, fast_mode=True
     ) and torch.autograd.gradgradcheck(f, y, fast_mode=True)
-
-
-def test_the_gradient_does_not_depend_on_the_rounds():
-    "Only the last two steps carry it."
-    y = heavy(300, 3, 4).requires_grad_()
-    slopes = [
-        torch.autograd.grad(igmm(y, 0, steps).delta.sum(), y)[0]
-        for steps in (10, 40)
-    ]
-    torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-12)
 
 
 def test_transforms_of_functions():
