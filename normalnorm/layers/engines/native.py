@@ -553,6 +553,8 @@ class Call(NamedTuple):
         >>> inputs, results = call.definition(state, saved)
         >>> torch.allclose(results[0], out)
         True
+        >>> torch.allclose(call.meanwhile(Normalization(u, Over(1)))[0], out)
+        True
         >>> call.varying(u, None, torch.tensor(0.5))
         (0, 0.5)
         >>> call.finished(out, u, u, ()) is out
