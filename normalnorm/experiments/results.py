@@ -30,6 +30,9 @@ __all__ = [
     "pack_bits",
     "unpack_bits",
     "points_by_image",
+    "pack_losses",
+    "unpack_losses",
+    "losses_by_image",
     "of_training",
     "digest",
     "packed",
@@ -69,6 +72,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -761,6 +765,49 @@ def points_by_image(row: dict[str, Any]) -> np.ndarray:
         array([100.,   0., 100.])
     """
     return 100.0 * unpack_bits(row["test_right"]).numpy()
+
+
+def pack_losses(losses: Tensor) -> dict[str, Any]:
+    """A loss for each example, as text: halves (to 0.05 %), compressed by zlib.
+    Returns "count" and, in base 64, "halves".
+
+    `losses`: in nats, of shape (examples,), below 65 520.
+
+    Example:
+
+        >>> unpack_losses(pack_losses(torch.tensor([0.5, 2.0])))
+        tensor([0.5000, 2.0000])
+    """
+    halves = losses.cpu().numpy().astype("<f2").tobytes()
+    return {
+        "count": len(losses),
+        "halves": base64.b64encode(zlib.compress(halves, 9)).decode(),
+    }
+
+
+def unpack_losses(packed: dict[str, Any]) -> Tensor:
+    """What `pack_losses` packed, returned as a float32 tensor of shape
+    (count,).
+
+    Example:
+
+        >>> unpack_losses(pack_losses(torch.tensor([0.1]))).round(decimals=3)
+        tensor([0.1000])
+    """
+    raw = zlib.decompress(base64.b64decode(packed["halves"]))
+    return torch.from_numpy(np.frombuffer(raw, "<f2").astype(np.float32))
+
+
+def losses_by_image(row: dict[str, Any]) -> np.ndarray:
+    """The loss on each test image that the run of a row had after the last
+    epoch, in nats; returns (images,).
+
+    Example:
+
+        >>> losses_by_image({"test_losses": pack_losses(torch.tensor([0.5]))})
+        array([0.5])
+    """
+    return unpack_losses(row["test_losses"]).double().numpy()
 
 
 def of_training(

@@ -39,8 +39,16 @@ from normalnorm.experiments.results import (
     Switches,
     of_training,
     pack_bits,
+    pack_losses,
 )
-from ..train import one_thread, seeded, train
+from normalnorm.experiments.train import (
+    cross_entropy,
+    evaluate,
+    modes_kept,
+    one_thread,
+    seeded,
+    train,
+)
 from ...layers.families import named
 
 
@@ -226,6 +234,19 @@ def instruments(
     }
 
 
+@torch.no_grad()
+def _losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    "The loss on each image in evaluation mode, in nats: (images,)."
+    with modes_kept(model):
+        model.eval()
+        return torch.cat(
+            [
+                cross_entropy(model(x), y, reduction="none")
+                for x, y in zip(images.split(500), labels.split(500))
+            ]
+        )
+
+
 def run(
     config: dict[str, Any],
     seed: int,
@@ -239,15 +260,16 @@ def run(
     With "draw" in the configuration the training images are drawn by `seed`,
     the same for all arms; without it they are the first ones. With "measure"
     (the number of `images`, and arguments of `instruments`) the model is
-    measured by these, too.
+    measured by these, too. With "seen", the name of another set, its test
+    images are also asked, for `seen_last` and `seen_loss`.
 
     On a CPU with one thread, whatever the machine has: another number of
     threads takes sums in another order, and training makes another run of that.
     Returns `metrics` (accuracies in percent, losses in nats, mean R² over
     layers before and after; of a chosen epoch where the training settings
     validate), `history` by epoch, `gaussianity` by layer,
-    `test_right` (see `unpack_bits`): which test images the last weights get
-    right.
+    `test_right` (see `unpack_bits`) and `test_losses` (see `unpack_losses`):
+    which test images the last weights get right, and their losses.
 
     `config`: of an arm, as `arms` makes it; `arm`: its name, which changes
     nothing; `device`, `checkpoint`, `progress`: as for `train`.
@@ -284,6 +306,17 @@ def run(
             ),
         )
         after = gaussianity(model, probe, points=21 if measured else 41)
+        own = {
+            f"r2_{when}": sum(layer["r2"] for layer in layers.values())
+            / len(layers)
+            for when, layers in (("before", before), ("after", after))
+        }
+        if "seen" in config:
+            seen = evaluate(
+                model, splits(config["seen"])["test"], device=device
+            )
+            own |= {"seen_last": 100 * seen.accuracy, "seen_loss": seen.loss}
+        test = (part.to(device) for part in data["test"])
         found = of_training(
             outcome,
             (
@@ -298,14 +331,13 @@ def run(
                 "test_chosen",
                 "loss_chosen",
                 "chosen_epoch",
+                "seen_last",
+                "seen_loss",
             ),
-            **{
-                f"r2_{when}": sum(layer["r2"] for layer in layers.values())
-                / len(layers)
-                for when, layers in (("before", before), ("after", after))
-            },
+            **own,
         ) | {
             "test_right": pack_bits(outcome["test_right"]),
+            "test_losses": pack_losses(_losses(model, *test)),
             "gaussianity": {
                 "before": {name: layer["r2"] for name, layer in before.items()},
                 "after": after,
