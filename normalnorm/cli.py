@@ -179,10 +179,15 @@ def _no_empty_folders(out: Path, recipe: str) -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    "Run a recipe, or say what would be run, and print its report."
+    """Run a recipe, or say what would be run, and print its report; run again,
+    what became of its contrasts.
+    """
     from normalnorm.experiments import results, spread, tables, train
 
-    args.out = _folder(args.out, there=False)
+    args.out = recorded = _folder(args.out, there=False)
+    if args.fresh:
+        args.seeds = results.find(args.recipe).fresh_seeds(args.scale)
+        args.out = recorded / tables.FRESH
     if args.device is not None:
         try:
             torch.device(args.device)
@@ -222,7 +227,11 @@ def _run(args: argparse.Namespace) -> int:
             "another folder with --out"
         ) from error
     if train.started()[0] == 0:
-        print(tables.report(args.recipe, out=args.out))
+        print(
+            tables.rerun_table(args.recipe, args.scale, recorded)
+            if args.fresh
+            else tables.report(args.recipe, out=args.out)
+        )
     if failed:
         print(f"normalnorm: {failed}", file=sys.stderr)
     return 1 if failed or _damaged(args.recipe, args.out) else 0
@@ -495,45 +504,61 @@ def parser() -> argparse.ArgumentParser:
     verify.set_defaults(function=_verify)
 
     run = commands.add_parser("run", help="run an experiment")
-    run.add_argument("recipe", help="its name, see `normalnorm list`")
-    run.add_argument(
-        "--scale",
-        choices=_SCALES,
-        default="smoke",
-        help="seconds, minutes, or the paper's own configuration",
-    )
     run.add_argument(
         "--seeds",
         type=_number(1, 10_000, "a number of seeds from 1 to 10000"),
         help="number of seeds (default: the recipe's own, for each scale)",
     )
-    run.add_argument(
-        "--arm",
-        action="append",
-        help="only this arm; may be given several times",
+    run.set_defaults(function=_run, fresh=False)
+    rerun = commands.add_parser(
+        "rerun", help="run an experiment with other seeds: does it come again?"
     )
-    run.add_argument("--device", help="default: a GPU where there is one")
-    run.add_argument(
-        "--jobs",
-        type=_number(
-            0,
-            10_000,
-            "a number of processes, or 0 for as many as cores or GPUs allow",
-        ),
-        default=1,
-        help="runs at a time; 0: as many as cores or GPUs allow (default: 1)",
-    )
-    run.add_argument(
-        "--ray",
+    rerun.add_argument(
+        "--fresh",
         action="store_true",
-        help="hand the runs to Ray (RAY_ADDRESS, or this machine)",
+        required=True,
+        help="with as many seeds that no row has yet, in the folder `fresh` of "
+        "the results",
     )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="say what would be run, and an estimate of its time",
-    )
-    run.set_defaults(function=_run)
+    rerun.set_defaults(function=_run)
+    for command in (run, rerun):
+        command.add_argument("recipe", help="its name, see `normalnorm list`")
+        command.add_argument(
+            "--scale",
+            choices=_SCALES,
+            default="smoke",
+            help="seconds, minutes, or the paper's own configuration",
+        )
+        command.add_argument(
+            "--arm",
+            action="append",
+            help="only this arm; may be given several times",
+        )
+        command.add_argument(
+            "--device", help="default: a GPU where there is one"
+        )
+        command.add_argument(
+            "--jobs",
+            type=_number(
+                0,
+                10_000,
+                "a number of processes, or 0 for as many as cores or GPUs "
+                "allow",
+            ),
+            default=1,
+            help="runs at a time; 0: as many as cores or GPUs allow "
+            "(default: 1)",
+        )
+        command.add_argument(
+            "--ray",
+            action="store_true",
+            help="hand the runs to Ray (RAY_ADDRESS, or this machine)",
+        )
+        command.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="say what would be run, and an estimate of its time",
+        )
 
     listing = commands.add_parser(
         "list", help="the experiments, their scales and what has been run"
@@ -610,7 +635,7 @@ def parser() -> argparse.ArgumentParser:
             action="store_true",
             help="also rows of different code, PyTorch or instruction sets",
         )
-    for command in (run, listing, report, compare):
+    for command in (run, rerun, listing, report, compare):
         command.add_argument(
             "--out",
             type=_path,

@@ -489,6 +489,7 @@ _MODULES = {
     "glyphs": "glyphs",
     "stdlib": "text",
     "fashion-mnist": "idx",
+    "fashion-unseen": "idx",
 } | dict.fromkeys(
     (
         "cifar10",

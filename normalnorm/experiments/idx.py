@@ -11,7 +11,9 @@ __all__ = ["SOURCE", "read_idx", "fashion_folder", "read"]
 import gzip
 import hashlib
 import struct
+import warnings
 import zlib
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -24,6 +26,8 @@ from normalnorm.experiments.data import (
     Info,
     Source,
     Tensors,
+    data_hash,
+    dataset,
     own_folder,
 )
 from .data import info as info_of
@@ -119,6 +123,29 @@ _INFO = Info(
     (0.2858173,),
     (0.3529372,),
 )
+# those that no choice in this book has looked at: the shipped subset has the
+# first 5000 images of both files
+_UNSEEN = replace(
+    _INFO,
+    name="fashion-unseen",
+    title="Fashion-MNIST, images not looked at",
+    sizes={"train": 54_000, "validation": 1_000, "test": 5_000},
+    mean=info_of("fashion").mean,
+    std=info_of("fashion").std,
+)
+# set → split → file, first image, and the one behind the last
+_CUTS = {
+    "fashion-mnist": {
+        "train": ("train", 0, 55_000),
+        "validation": ("train", 55_000, 60_000),
+        "test": ("test", 0, 10_000),
+    },
+    "fashion-unseen": {
+        "train": ("train", 5_000, 59_000),
+        "validation": ("train", 59_000, 60_000),
+        "test": ("test", 5_000, 10_000),
+    },
+}
 
 
 def fashion_folder() -> Path:
@@ -136,13 +163,17 @@ def fashion_folder() -> Path:
     )
 
 
-@lru_cache(maxsize=1)
-def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    cure = (
+def _cure() -> str:
+    return (
         "apt-get install dataset-fashion-mnist, or put its four files "
         "into a folder `fashion-mnist` and name the folder above it in "
-        f"NORMALNORM_DATASETS (looked in {folder})"
+        f"NORMALNORM_DATASETS (looked in {fashion_folder()})"
     )
+
+
+@lru_cache(maxsize=1)
+def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    cure = _cure()
     found, content = {}, hashlib.sha256()
     for part, (images, labels, count) in _FILES.items():
         found[part] = (
@@ -162,20 +193,15 @@ def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             f"published ones (SHA-256 {content.hexdigest()[:16]}…, "
             f"expected {_INFO.sha256[:16]}…): {cure}"
         )
-    cut = _INFO.sizes["train"]
-    x, y = found["train"]
-    return {
-        "train": (x[:cut], y[:cut]),
-        "validation": (x[cut:], y[cut:]),
-        "test": found["test"],
-    }
+    return found
 
 
 def read(name: str, split: str, first: int | None = None) -> Tensors:
     """One split as `Tensors`: images float32 of shape (N, 1, 28, 28),
     standardized, labels int64; see `dataset`.
 
-    Raises `DataError` where Debian's package is missing.
+    Raises `DataError` where Debian's package is missing. In place of
+    "fashion-unseen" the shipped subset is read then, with a warning.
 
     Example:
 
@@ -183,17 +209,34 @@ def read(name: str, split: str, first: int | None = None) -> Tensors:
         Traceback (most recent call last):
         ValueError: no split is called 'valid': did you mean validation, train?
     """
+    if name == _UNSEEN.name and not fashion_folder().is_dir():
+        warnings.warn(
+            f"{name} is not here, so the shipped subset is read in its place, "
+            f"whose images have been looked at: {_cure()}",
+            stacklevel=2,
+        )
+        return dataset("fashion", split, first)
+    file, start, stop = _CUTS[name][split]
     images, labels = (
-        array[:first] for array in _fashion(fashion_folder())[split]
+        array[start:stop][:first] for array in _fashion(fashion_folder())[file]
     )
+    about = info_of(name)
     x = (
         torch.from_numpy(images.astype(np.float32))
         .div_(255)
-        .sub_(_INFO.mean[0])
-        .div_(_INFO.std[0])
+        .sub_(about.mean[0])
+        .div_(about.std[0])
         .unsqueeze(1)
     )
     return Tensors(x, torch.from_numpy(labels.astype(np.int64)))
 
 
-SOURCE = Source(read, _INFO)
+class _Fashion(Source):
+    "Another set is read where the files are missing, and has its own hash."
+
+    def fingerprint(self, name: str) -> str:
+        there = name != _UNSEEN.name or fashion_folder().is_dir()
+        return super().fingerprint(name) if there else data_hash("fashion")
+
+
+SOURCE = _Fashion(read, _INFO, _UNSEEN)

@@ -258,6 +258,8 @@ class Recipe:
         ...     seeds={"book": 5})
         >>> coin.outcomes, coin.comparisons, coin.seeds_at("book")
         (('heads',), 1, range(0, 5))
+        >>> coin.fresh_seeds("book")
+        range(1000, 1005)
         >>> round(coin.detectable("book")[0].difference, 1)
         3.4
         >>> coin.unstated()[0]
@@ -349,6 +351,14 @@ class Recipe:
         "The seeds of a scale; 0, 1, 2 where the recipe does not say."
         seeds = self.seeds.get(scale, 3)
         return range(seeds) if isinstance(seeds, int) else seeds
+
+    def fresh_seeds(self, scale: str) -> range:
+        """As many seeds as a scale's own that none of its rows has: they begin
+        at the first thousand above.
+        """
+        own = self.seeds_at(scale)
+        start = 1000 * (own[-1] // 1000 + 1)
+        return range(start, start + len(own))
 
     def detectable(self, scale: str) -> list[Detectable]:
         """For each primary contrast with a known deviation, the difference that
@@ -1254,9 +1264,18 @@ def _one_code(found: dict[Path, dict[str, Any]]) -> None:
 
 
 def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
-    "Raises `ResultsError` where rows that are compared drew other examples."
+    """Raises `ResultsError` where rows that are compared read other data under
+    one name, or drew other examples.
+    """
     first: dict[tuple, Path] = {}
     for path, row in found.items():
+        other = first.setdefault((row["config"]["data"],), path)
+        if row["data_hash"] != found[other]["data_hash"]:
+            raise ResultsError(
+                f"{path} and {other.name} read different data under the name "
+                f"{row['config']['data']}: make both on one machine, or move "
+                "one of them to another folder"
+            )
         if row.get("drawn_hash") is None:
             continue
         key = (row["seed"], row["data_hash"], row["config"].get("images"))

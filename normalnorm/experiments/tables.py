@@ -8,6 +8,8 @@ experiment costs before it is run.
 
 # %% auto #0
 __all__ = [
+    "FITTED",
+    "FRESH",
     "table",
     "caption",
     "Effects",
@@ -16,6 +18,9 @@ __all__ = [
     "comparison",
     "two_switches",
     "every_seed",
+    "Rerun",
+    "reruns",
+    "rerun_table",
     "printed_table",
     "stated",
     "report",
@@ -35,13 +40,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..names import near
 from ..plots import markdown
 from normalnorm.experiments.results import (
+    Contrast,
     Recipe,
     ResultsError,
     UnknownName,
@@ -52,6 +58,7 @@ from normalnorm.experiments.results import (
     default_out,
     find,
     left_out,
+    losses_by_image,
     plan,
     points_by_image,
     recipes,
@@ -67,7 +74,10 @@ from normalnorm.experiments.statistics import (
     factorial,
     p_equivalent,
     paired_test,
+    satterthwaite,
+    spelled,
     summarize,
+    verdict,
     verdicts,
 )
 from .train import fabric_class
@@ -214,6 +224,15 @@ def caption(
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #f582fd03
+FITTED = 99.0
+FRESH = "fresh"
+# metric: what a row keeps of each image, and how it is read
+_BY_IMAGE: dict[str, tuple[str, Any]] = {
+    "test_last": ("test_right", points_by_image),
+    "loss_last": ("test_losses", losses_by_image),
+}
+
+
 class Effects:
     """Rows, asked for what they say of arms; see `effects`.
 
@@ -263,9 +282,11 @@ class Effects:
         "One for each seed: `contrast`."
         return contrast(self.rows, of, value)
 
-    def estimate(self, of: Any, metric: str) -> Summary | Estimate:
-        """The mean for other seeds; in test accuracy after the last epoch, of
-        which rows keep each image, for other images too.
+    def estimate(
+        self, of: Any, metric: str, level: float = 0.95
+    ) -> Summary | Estimate:
+        """The mean for other seeds; of what rows keep for each image, test
+        accuracy and loss after the last epoch, for other images too.
 
         Example:
 
@@ -273,9 +294,59 @@ class Effects:
             >>> found.estimate(("BN", "BNN"), "test_last").low > 0
             True
         """
-        if metric != "test_last":
-            return self(of, metric)
-        return crossed_interval(self.values(of, points_by_image))
+        kept, by_image = _BY_IMAGE.get(metric, ("", None))
+        if not all(kept in row for row in self.rows):
+            return self(of, metric, level)
+        return crossed_interval(self.values(of, by_image), level)
+
+    def fitted(self, arm: str) -> str:
+        """What to say of an arm beside a difference: nothing where its
+        networks have fitted their training images (`FITTED` percent of them
+        on average, without noise), "not fitted" where they have not, and
+        "fit unknown" where rows do not tell.
+
+        Example:
+
+            >>> effects("transform-given-noise").fitted("BN")
+            ''
+        """
+        mine = self.of(arm)
+        if not all("train_last" in row["metrics"] for row in mine):
+            return "fit unknown"
+        return "" if self(arm, "train_last").mean >= FITTED else "not fitted"
+
+    def primary(self) -> dict[Contrast, Judged]:
+        """The verdict on each contrast that the recipe states before its runs.
+        They share the 5 %: intervals and p values are those of all together
+        (Bonferroni). A word says where an arm is not `fitted`. Contrasts
+        without two common seeds are left out.
+
+        Example:
+
+            >>> found = effects(find("transform-given-noise")).primary()
+            >>> [contrast.metric for contrast in found]
+            ['test_last']
+        """
+        judged = {}
+        stated = self.recipe.primary
+        level = 1 - 0.05 / max(1, len(stated))
+        for of in stated:
+            if len(self.values(of[:2], of.metric)) < 2:
+                continue
+            found = self.estimate(of[:2], of.metric, level)
+            word = verdict(
+                found,
+                self.recipe.negligible.get(of.metric),
+                lower="loss" in of.metric,
+                level=level,
+            )
+            notes = dict.fromkeys(filter(None, map(self.fitted, of[:2])))
+            judged[of] = Judged(
+                found,
+                min(1.0, len(stated) * found.p),
+                ", ".join([word, *notes]),
+            )
+        return judged
 
     def judged(self, metric: str) -> dict[Any, Judged]:
         """The verdict on each pair that the recipe compares, where the first
@@ -515,6 +586,117 @@ def every_seed(
     )
 
 
+# %% ../../nbs/762_experiments.tables.ipynb #762e0004
+class Rerun(NamedTuple):
+    """A contrast in the recorded rows and in those of fresh seeds: `contrast`,
+    `old` and `fresh`, and `change`, the fresh mean minus the old one.
+
+    Example:
+
+        >>> sure = summarize([1.0, 1.2]), summarize([1.1, 1.3])
+        >>> Rerun(Contrast("BN", "BNN", "test_last"), *sure,
+        ...       summarize([0.1, 0.1])).held
+        False
+    """
+
+    contrast: Contrast
+    old: Summary
+    fresh: Summary
+    change: Estimate
+
+    @property
+    def held(self) -> bool:
+        """Whether the interval of the change holds 0.
+
+        Example:
+
+            >>> none = summarize([-0.1, 0.1])
+            >>> Rerun(Contrast("BN", "BNN", "loss"), none, none, none).held
+            True
+        """
+        return self.change.low <= 0 <= self.change.high
+
+
+def reruns(old: Effects, fresh: Effects) -> list[Rerun]:
+    """Each contrast that the recipe compares, in the metrics that it compares,
+    in both sets of rows; those of which either has fewer than two seeds are
+    left out.
+
+    Images are the same in both, so intervals are those of seeds alone.
+
+    `old`, `fresh`: of one recipe.
+
+    Example:
+
+        >>> old = effects(find("proxy-norm"))
+        >>> {found.held for found in reruns(old, old)}
+        {True}
+    """
+    found = []
+    for pair in old.recipe.compare:
+        for metric in old.recipe.outcomes:
+            both = [rows.values(pair, metric).tolist() for rows in (old, fresh)]
+            if min(map(len, both)) < 2:
+                continue
+            one, two = map(summarize, both)
+            change = satterthwaite(
+                two.mean - one.mean,
+                [one.se**2, two.se**2],
+                [one.df, two.df],
+            )
+            found.append(Rerun(Contrast(*pair, metric), one, two, change))
+    return found
+
+
+def rerun_table(
+    recipe: Recipe | str, scale: str = "book", out: Path | str | None = None
+) -> str:
+    """What became of a recipe's contrasts with fresh seeds, as a table in
+    Markdown with the count of those that held.
+
+    `recipe`: or its name; `scale`: one of its scales; `out`: the folder of
+    results, whose folder `FRESH` has the rows of `normalnorm rerun`.
+
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> print(rerun_table("power-rates", out=book_results()))
+        power-rates, scale book: no contrast has two fresh seeds.
+    """
+    recipe, out = find(recipe), Path(out or default_out())
+    where = f"{recipe.name}, scale {scale}"
+    found = reruns(
+        *(effects(recipe, scale, place) for place in (out, out / FRESH))
+    )
+    if not found:
+        return f"{where}: no contrast has two fresh seeds."
+    held = sum(one.held for one in found)
+    return "\n\n".join(
+        [
+            markdown(
+                ["contrast", "of", "recorded", "fresh", "change", "held"],
+                [
+                    [
+                        f"{one.contrast.second} − {one.contrast.first}",
+                        recipe.columns.get(
+                            one.contrast.metric, one.contrast.metric
+                        ),
+                        *(
+                            spelled(each, 2 if abs(one.old.mean) > 0.2 else 3)
+                            for each in (one.old, one.fresh, one.change)
+                        ),
+                        "yes" if one.held else "no",
+                    ]
+                    for one in found
+                ],
+            ),
+            f"{where}: {held} of {len(found)} held, which means that the 95 % "
+            "interval of the change holds 0. Contrasts that share arms depend "
+            "on each other, and all share the test images.",
+        ]
+    )
+
+
 # %% ../../nbs/762_experiments.tables.ipynb #762d0002
 @functools.lru_cache
 def _kept(paper: str) -> dict[str, Any]:
@@ -633,6 +815,26 @@ def stated(name: Recipe | str, scale: str) -> str:
     )
 
 
+def _primary(recipe: Recipe, found: list[dict[str, Any]]) -> str:
+    "The verdicts on the stated contrasts, as a table; empty without any."
+    judged = Effects(found, recipe).primary()
+    if not judged:
+        return ""
+    return markdown(
+        ["stated contrast", "of", "difference", "p", "verdict"],
+        [
+            [
+                f"{of.second} − {of.first}",
+                recipe.columns.get(of.metric, of.metric),
+                spelled(one.found, 2 if abs(one.found.mean) > 0.2 else 3),
+                p_value(one.p),
+                one.word,
+            ]
+            for of, one in judged.items()
+        ],
+    )
+
+
 def report(
     name: Recipe | str, out: Path | str | None = None, any_code: bool = False
 ) -> str:
@@ -731,6 +933,7 @@ def report(
                 *filter(None, [stated(recipe, scale)]),
                 caption(recipe, scale, several),
                 table(recipe, several, paper=True),
+                *filter(None, [_primary(recipe, several)]),
             ]
             setting = lambda arm: next(
                 row["setting"] for row in several if row["arm"] == arm

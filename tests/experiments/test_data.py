@@ -589,6 +589,38 @@ def test_missing_fashion_mnist_says_what_to_install(tmp_path, monkeypatch):
         data.load("fashion-mnist", "train")
 
 
+def test_unseen_images_are_those_that_the_subset_lacks(tmp_path, monkeypatch):
+    "Each image its number in the file; without files the subset and its hash."
+    counts = {"train": 60_000, "test": 10_000}
+    monkeypatch.setattr(
+        idx,
+        "_fashion",
+        lambda folder: {
+            part: (np.zeros((count, 1, 1), np.uint8), np.arange(count))
+            for part, count in counts.items()
+        },
+    )
+    monkeypatch.setattr(idx, "fashion_folder", lambda: tmp_path)
+    numbers = {
+        split: data.load("fashion-unseen", split)[1].tolist()
+        for split in data.SPLITS
+    }
+    assert numbers == {
+        "train": list(range(5000, 59_000)),
+        "validation": list(range(59_000, 60_000)),
+        "test": list(range(5000, 10_000)),
+    }
+    assert data.data_hash("fashion-unseen") == idx._INFO.sha256
+    monkeypatch.setattr(idx, "fashion_folder", lambda: tmp_path / "missing")
+    with pytest.warns(
+        UserWarning, match="not here, so the shipped subset.*apt"
+    ):
+        images, labels = data.load("fashion-unseen", "test", first=7)
+    for one, other in zip((images, labels), data.load("fashion", "test", 7)):
+        assert torch.equal(one, other)
+    assert data.data_hash("fashion-unseen") == data.data_hash("fashion")
+
+
 # ---- the hub's sets, from folders of the same schema ----
 
 datasets = (
@@ -1288,6 +1320,7 @@ def test_sizes_and_classes_are_the_published_ones(name):
 def test_sets_without_a_hub_say_their_shape_and_range():
     for name, shape, largest, sizes in (
         ("fashion-mnist", (1, 28, 28), 255, (55_000, 5_000, 10_000)),
+        ("fashion-unseen", (1, 28, 28), 255, (54_000, 1000, 5000)),
         ("fashion", (1, 28, 28), 255, (4000, 1000, 5000)),
         ("digits", (1, 8, 8), 16, (1197, 300, 300)),
         ("mnist1d", (1, 40), 0, (3200, 800, 1000)),

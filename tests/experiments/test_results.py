@@ -648,7 +648,7 @@ def committed():
         rows, problems = results.scan(recipe, scale, file.parents[2])
         assert not problems
         found |= rows
-    assert len(found) == 1373
+    assert len(found) == 1323
     return found
 
 
@@ -715,7 +715,6 @@ def test_the_data_of_committed_rows_are_those_of_today():
     assert count == {
         "transform-given-noise": 96,
         "transform-given-noise-500": 48 + 8,
-        "transform-given-noise-glyphs": 48 + 2,
         "proxy-norm": 120,
         "glyphs-hardness": 18,
         "wide-propagation": 64,

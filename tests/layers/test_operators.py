@@ -191,8 +191,13 @@ def graph_of(function, *inputs):
 
 def test_who_gets_the_operator():
     """What the kernel covers; not the eager backend, transforms of torch.func,
-    float64, other settings, or layers in evaluation.
+    float64, other settings, layers in evaluation, or who inherits from Power.
     """
+
+    class Half(Power):
+        def apply(self, h, parameters):
+            return super().apply(h, parameters) / 2
+
     u, layer = torch.randn(4, 8), LayerNormalNorm(8)
     asked = lambda layer, u=u: "normalnorm.normalize" in graph_of(layer, u)
     assert asked(layer)
@@ -203,10 +208,12 @@ def test_who_gets_the_operator():
         dict(steps=2),
         dict(safeguard=True),
         dict(gaussianizer=Chain()),
+        dict(gaussianizer=Half()),
     ):
         assert not asked(LayerNormalNorm(8, **other))
     assert not asked(layer.double(), u.double())
     assert not asked(BatchNormalNorm2d(8).eval(), u[..., None, None])
+    torch.compiler.reset()  # eight settings are all that it keeps
     plain = LayerNormalNorm(8, noise=0.0)
     slope = lambda v: torch.func.grad(lambda w: plain(w).sin().sum())(v)
     torch.testing.assert_close(

@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #d771d0f0
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,11 +76,13 @@ def make_norm(kind: str, transform: bool, noise: float) -> Norm:
     )
 
 
-def initial_model(config: dict[str, Any], seed: int) -> nn.Module:
+def initial_model(
+    config: dict[str, Any], seed: int, norms: Callable[..., Norm] = make_norm
+) -> nn.Module:
     """The model of a configuration, with the initial weights of `seed`; these
     do not depend on the normalizer.
 
-    `config`: as `run` takes it.
+    `config`: as `run` takes it; `norms`: what makes a normalizer of its "norm".
 
     Example:
 
@@ -92,7 +95,7 @@ def initial_model(config: dict[str, Any], seed: int) -> nn.Module:
     with seeded("weights", seed):
         return models.build(
             config["model"],
-            norm=make_norm(**config["norm"]),
+            norm=norms(**config["norm"]),
             **config["model_arguments"],
         )
 
@@ -254,6 +257,7 @@ def run(
     device: str = "cpu",
     checkpoint=None,
     progress=None,
+    norms: Callable[..., Norm] = make_norm,
 ) -> dict[str, Any]:
     """One run: build, measure Gaussianity, train, measure again.
 
@@ -272,7 +276,8 @@ def run(
     which test images the last weights get right, and their losses.
 
     `config`: of an arm, as `arms` makes it; `arm`: its name, which changes
-    nothing; `device`, `checkpoint`, `progress`: as for `train`.
+    nothing; `device`, `checkpoint`, `progress`: as for `train`; `norms`: as for
+    `initial_model`.
 
     Example:
 
@@ -290,7 +295,7 @@ def run(
             train=config["images"],
             draw=seed if config.get("draw") else None,
         )
-        model = initial_model(config, seed).to(device)
+        model = initial_model(config, seed, norms).to(device)
         probe = data["validation"][0][:few].to(device)
         before = gaussianity(model, probe)
         outcome = train(

@@ -1,4 +1,4 @@
-"""The first experiment made anew: four arms of one network in three settings,
+"""The first experiment made anew: four arms of one network in two settings,
 with fresh seeds, training images drawn by the seed, and one contrast that was
 named before any of it ran.
 """
@@ -11,13 +11,10 @@ __all__ = [
     "ARMS",
     "given_noise",
     "given_noise_500",
-    "given_noise_glyphs",
     "SETTINGS",
-    "REPAIRED",
     "EFFECTS",
     "book_effects",
     "judged",
-    "under_repair",
 ]
 
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #52000006
@@ -40,14 +37,12 @@ def _given_noise(
     deviation: dict[str, Deviation],
     tuned: str,
     cost: str,
-    negligible: tuple[float, float] = (0.5, 0.03),
-    eps: tuple[int, int] = (4, 8),
     tuned_on: str = "nothing",
 ) -> Recipe:
     """Four arms of a residual network, made for one contrast. `arms`: what they
-    have in common at book; `negligible`: of accuracy and of loss.
+    have in common at book.
     """
-    measure = {"images": 300, "eps": list(eps), "steps": 10, "noise": 0.1}
+    measure = {"images": 300, "eps": [4, 8], "steps": 10, "noise": 0.1}
     smoke = {
         "data": "digits",
         "images": 256,
@@ -94,7 +89,7 @@ def _given_noise(
         negligible={
             f"{what}_{epoch}": bound
             for epoch in ("last", "chosen")
-            for what, bound in zip(("test", "loss"), negligible)
+            for what, bound in (("test", 0.5), ("loss", 0.03))
         },
         seeds={"smoke": range(2), "book": seeds},
         tuned=tuned,
@@ -148,37 +143,8 @@ given_noise_500 = _given_noise(
     "about 1 CPU minute a seed",
 )
 
-given_noise_glyphs = _given_noise(
-    "transform-given-noise-glyphs",
-    "does the transform help where there is noise, on harder images?",
-    {
-        "data": "glyphs",
-        "images": 3000,
-        "model_arguments": {"width": 16, "channels": 3, "classes": 100},
-        "train": {"epochs": 20, "batch": 128, "lr": 0.1, "weight_decay": 5e-4},
-    },
-    range(10, 22),
-    {
-        "test_last": Deviation(
-            1.4,
-            "assumed: two arms that scatter by a point "
-            "each, independently; one pilot seed, 100, gave a "
-            "difference of -9.2",
-        )
-    },
-    "Not tuned: the settings of Fashion-MNIST, in as many steps",
-    "about 2 CPU minutes a seed",
-    negligible=(1.0, 0.05),
-    eps=(2, 4),
-)
-
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #520c0002
-SETTINGS = {
-    "2000 images": given_noise,
-    "500 images": given_noise_500,
-    "glyphs": given_noise_glyphs,
-}
-REPAIRED = "glyphs"
+SETTINGS = {"2000 images": given_noise, "500 images": given_noise_500}
 # pairs of arms, the second minus the first, and the switches
 EFFECTS: dict[str, Any] = {
     "transform given the noise": ("BN with noise", "BNN"),
@@ -193,12 +159,12 @@ EFFECTS: dict[str, Any] = {
 
 
 def book_effects() -> dict[str, Effects]:
-    """The rows of the three settings at scale book, to be asked for `EFFECTS`.
+    """The rows of both settings at scale book, to be asked for `EFFECTS`.
 
     Example:
 
         >>> {name: len(found.rows) for name, found in book_effects().items()}
-        {'2000 images': 96, '500 images': 48, 'glyphs': 48}
+        {'2000 images': 96, '500 images': 48}
     """
     return {name: effects(recipe) for name, recipe in SETTINGS.items()}
 
@@ -206,9 +172,7 @@ def book_effects() -> dict[str, Effects]:
 def judged(
     found: dict[str, Effects], effect: str, measure: str = "test_last"
 ) -> dict[str, Judged]:
-    """An effect in each of the three settings, whose p values are corrected
-    together. Glyphs, whose networks with noise have not fitted their training
-    images, have no verdict.
+    """An effect in both settings, whose p values are corrected together.
 
     `found`: as `book_effects` returns; `effect`: of `EFFECTS`; `measure`: of
     which "test_last" counts the draw of test images, and the others that of
@@ -217,38 +181,14 @@ def judged(
     Example:
 
         >>> of = judged(book_effects(), "transform given the noise")
-        >>> of["2000 images"].found.mean > 0.1, of["glyphs"].word
-        (True, 'under repair')
+        >>> of["2000 images"].found.mean > 0.1, of["500 images"].word
+        (True, 'better')
     """
-    of = verdicts(
+    return verdicts(
         {
             name: some.estimate(EFFECTS[effect], measure)
             for name, some in found.items()
         },
         {name: recipe.negligible[measure] for name, recipe in SETTINGS.items()},
         lower=measure.startswith("loss"),
-    )
-    return of | {REPAIRED: of[REPAIRED]._replace(word="under repair")}
-
-
-def under_repair() -> str:
-    """What to say wherever the rows of the glyphs are shown.
-
-    Example:
-
-        >>> under_repair()[:15]
-        '**Under repair:'
-    """
-    found = effects(given_noise_glyphs)
-    fitted = {
-        arm: found(arm, "train_last").mean
-        for arm in ("BN", "BN with noise", "BNN")
-    }
-    epochs = given_noise_glyphs.scales["book"]["BN"]["train"]["epochs"]
-    return (
-        "**Under repair: the setting with drawn glyphs.** After "
-        f"{epochs} epochs its arms with noise have not fitted their "
-        "training images ("
-        + ", ".join(f"{arm} {share:.1f} %" for arm, share in fitted.items())
-        + "), so these rows say nothing about networks that have."
     )

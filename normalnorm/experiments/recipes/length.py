@@ -57,19 +57,13 @@ def _arms(
 def _pairs(lengths: tuple[int, ...]) -> list[tuple[str, str]]:
     "What is compared at each length: noise, transform given it, both."
     return [
-        (arm(*first, epochs), arm(*second, epochs))
+        (arm(norm, noise, epochs), arm(other, xi, epochs))
         for epochs in lengths
-        for first, second in (
-            (("BN", 0), ("BNN", 0)),
-            *(
-                pair
-                for xi in NOISE
-                for pair in (
-                    (("BN", 0), ("BN", xi)),
-                    (("BN", xi), ("BNN", xi)),
-                    (("BN", 0), ("BNN", xi)),
-                )
-            ),
+        for norm, noise, other, xi in (
+            ("BN", 0.0, "BNN", 0.0),
+            *(("BN", 0.0, "BN", xi) for xi in NOISE),
+            *(("BN", xi, "BNN", xi) for xi in NOISE),
+            *(("BN", 0.0, "BNN", xi) for xi in NOISE),
         )
     ]
 
@@ -118,7 +112,7 @@ glyphs_length = Recipe(
     compared=("test_last", "loss_last"),
     primary=tuple(
         Contrast(*pair, metric)
-        for pair in (_LONGEST[4], _LONGEST[5])
+        for pair in (_LONGEST[2], _LONGEST[4])
         for metric in ("test_last", "loss_last")
     ),
     deviation={

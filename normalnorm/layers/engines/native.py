@@ -849,14 +849,14 @@ def _prepared(
             if kind is not None
         ],
     )
-    power: Any = rule.gaussianizer
+    # what does the same as one of these two is computed as it
     transform: Any = rule.gaussianizer.reduced()
     if (
         not shape
         or 0 in shape
-        or type(power) not in (Power, Identity)
-        or type(power) is Power
-        and (power.steps > 1 or power.safeguard)
+        or type(transform) not in (Power, Identity)
+        or type(transform) is Power
+        and (transform.steps > 1 or transform.safeguard)
         or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds)
     ):
         return None
@@ -905,7 +905,7 @@ def _prepared(
     fixed = _FIXED.pack(
         *found,
         statistics is not None,
-        alpha > 0,
+        alpha != 0,
         1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
         half,
         rule.eps,

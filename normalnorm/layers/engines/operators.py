@@ -345,8 +345,8 @@ def _take(problem: Normalization) -> Tensor | None:
     power = rule.gaussianizer
     if (
         wanted
-        or not isinstance(power, (Power, Identity))
-        or isinstance(power, Power)
+        or type(power) not in (Power, Identity)
+        or type(power) is Power
         and (power.steps > 1 or power.safeguard)
     ):
         return None

@@ -1,0 +1,223 @@
+"""Rows with planted effects, and what is said of them: words of the stated
+contrasts, networks that have not fitted, experiments that are run again.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from normalnorm.cli import main
+from normalnorm.experiments import tables
+from normalnorm.experiments.recipes.dose import norms
+from normalnorm.experiments.recipes.length import glyphs_length
+from normalnorm.experiments.results import (
+    Contrast,
+    Recipe,
+    ResultsError,
+    losses_by_image,
+    pack_bits,
+    pack_losses,
+    rows,
+    scan,
+)
+from normalnorm.experiments.statistics import crossed_interval, summarize
+from normalnorm.layers.backends import set_backend
+from normalnorm.theory.gradient import Power
+from normalnorm.theory.newton import Over
+from normalnorm.theory.power_transform import yeo_johnson
+
+BOUNDS = {"test_last": 3.0, "loss_last": 0.05}
+PAIRS = (("a", "b"), ("a", "c"))
+PLANTED = Recipe(
+    "planted",
+    "does the word fit what was planted?",
+    (),
+    {"book": dict.fromkeys("abc", {"data": None})},
+    lambda config, seed, **_: {},
+    {metric: metric for metric in BOUNDS},
+    compare=PAIRS,
+    primary=tuple(
+        Contrast(*pair, metric) for pair in PAIRS for metric in BOUNDS
+    ),
+    negligible=BOUNDS,
+)
+
+
+def planted(effect, generator, seeds=16, images=400, fit=100.0):
+    """Rows of three arms: the first two differ by so many bounds from the
+    third one's rivals, in accuracy and, downwards, in loss.
+    """
+    hard = generator.normal(0.8, 0.05, images)
+    found = []
+    for seed in range(seeds):
+        luck = generator.normal(0, 0.01)
+        for arm in "abc":
+            gain = effect * (arm != "a")
+            chance = hard + luck + gain * BOUNDS["test_last"] / 100
+            right = torch.from_numpy(generator.random(images) < chance)
+            loss = generator.normal(0.6 - gain * BOUNDS["loss_last"], 0.035)
+            metrics = {
+                "test_last": 100 * right.double().mean().item(),
+                "loss_last": loss,
+                "train_last": fit,
+            }
+            found.append(
+                {
+                    "arm": arm,
+                    "seed": seed,
+                    "metrics": metrics,
+                    "test_right": pack_bits(right),
+                }
+            )
+    return tables.Effects(found, PLANTED)
+
+
+@pytest.mark.parametrize(
+    "effect, allowed",
+    [
+        (0, ("open", "no difference")),
+        (0.5, ("open", "no difference", "better")),
+        (2, ("better",)),
+    ],
+)
+def test_words_of_planted_effects(effect, allowed):
+    "All four stated contrasts at once, in 93 of 100 experiments at least."
+    generator = np.random.default_rng(7)
+    right, found = 0, 0
+    for _ in range(1000):
+        words = [
+            one.word for one in planted(effect, generator).primary().values()
+        ]
+        right += all(word.startswith(allowed) for word in words)
+        found += sum(word != "open" for word in words)
+    assert right >= 930, right
+    assert found > (2000 if effect != 0.5 else 0), found
+
+
+def test_stated_contrasts_share_the_five_percent():
+    found = planted(1, np.random.default_rng(1), fit=98.0)
+    for contrast, one in found.primary().items():
+        pair = contrast[:2]
+        if contrast.metric == "loss_last":
+            alone = summarize(found.values(pair, "loss_last").tolist(), 0.9875)
+        else:
+            d = found.values(pair, tables.points_by_image)
+            alone = crossed_interval(d, 0.9875)
+        assert one.found == alone
+        assert one.p == min(1, 4 * alone.p)
+        assert one.word.endswith(", not fitted")
+
+
+@pytest.mark.parametrize(
+    "fit, said", [(99.0, ""), (98.99, "not fitted"), (None, "fit unknown")]
+)
+def test_fitted(fit, said):
+    found = planted(0, np.random.default_rng(2), seeds=2, images=8, fit=fit)
+    if fit is None:
+        for row in found.rows:
+            del row["metrics"]["train_last"]
+    assert found.fitted("b") == said
+
+
+def test_losses_count_the_draw_of_images():
+    "Half precision, and the interval of both draws."
+    losses = torch.rand(3, 50) ** 4 * 9
+    packed = [pack_losses(one) for one in losses]
+    read = np.stack([losses_by_image({"test_losses": one}) for one in packed])
+    assert np.array_equal(read, losses.half().double().numpy())
+    found = tables.Effects(
+        [
+            {"arm": arm, "seed": seed, "test_losses": packed[i], "metrics": {}}
+            for seed, of in enumerate(([0, 1], [1, 2]))
+            for arm, i in zip("ab", of)
+        ]
+    )
+    d = np.stack([read[1] - read[0], read[2] - read[1]])
+    assert found.estimate(("a", "b"), "loss_last") == crossed_interval(d)
+
+
+def test_rows_that_read_other_data_make_no_table(tmp_path, monkeypatch):
+    coins = Recipe(
+        "coins",
+        "",
+        (),
+        {"book": {"fair": {"data": "digits"}}},
+        lambda config, seed, **_: {"metrics": {"heads": 50.0 + seed}},
+        {"heads": "heads"},
+    )
+    from normalnorm.experiments import results
+
+    results.run_recipe(coins, "book", [0], out=tmp_path, device="cpu")
+    monkeypatch.setattr(results, "data_hash", lambda name, **_: "other")
+    results.run_recipe(coins, "book", [1], out=tmp_path, device="cpu")
+    assert len(scan(coins, "book", tmp_path).rows) == 2
+    with pytest.raises(ResultsError, match="different data under the name dig"):
+        rows(coins, "book", tmp_path)
+
+
+def test_run_again_with_fresh_seeds(tmp_path, capsys):
+    "By the command; and what it says is by hand what the rows say."
+    name, out = "transform-given-noise-500", ["--out", str(tmp_path)]
+    assert main(["run", name, *out]) == 0
+    assert main(["rerun", name, "--fresh", *out]) == 0
+    said = capsys.readouterr().out
+    recorded, fresh = (
+        tables.effects(tables.find(name), "smoke", place)
+        for place in (tmp_path, tmp_path / tables.FRESH)
+    )
+    assert {row["seed"] for row in fresh.rows} == {1000, 1001}
+    found = tables.reruns(recorded, fresh)
+    assert len(found) == 5 * 4
+    for one in found:
+        old, new = (
+            of.values(one.contrast[:2], one.contrast.metric)
+            for of in (recorded, fresh)
+        )
+        torch.testing.assert_close(one.change.mean, new.mean() - old.mean())
+        se = (old.var(ddof=1) / 2 + new.var(ddof=1) / 2) ** 0.5
+        torch.testing.assert_close(one.change.se, se)
+        assert one.held == (one.change.low <= 0 <= one.change.high)
+    held = sum(one.held for one in found)
+    assert f"{name}, scale smoke: {held} of 20 held" in said
+    # the recorded rows are those of before, and count alone
+    assert len(recorded.rows) == 8
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_the_mirrored_control_is_the_transform_of_minus_h(backend):
+    "ψ(h; 2 − λ̂) = −ψ(−h; λ̂): result, gradient, average, and after loading."
+    u = torch.randn(40, 3).exp().requires_grad_()
+    layers = [norms("batch", name, 0.0)(3) for name in ("mirrored", "mirrored")]
+    assert isinstance(norms("batch", True, 0.4)(3).gaussianizer, Power)
+    k = (u - u.mean(0)) / (u.var(0, correction=0) + 1e-5).sqrt()
+    (lmbda,) = Power().estimate(k.detach(), Over(0))
+    with set_backend(backend):
+        out = layers[0](u[..., None, None]).flatten(1)
+        torch.testing.assert_close(
+            out, -yeo_johnson(-k, lmbda), rtol=1e-3, atol=1e-4
+        )
+        torch.testing.assert_close(
+            layers[0].running_lambda,
+            0.9 + 0.1 * (2 - lmbda[0]),
+            rtol=1e-4,
+            atol=0,
+        )
+        layers[1].load_state_dict(layers[0].state_dict())
+        (grad,) = torch.autograd.grad(out.square().sum(), u)
+    definition = yeo_johnson(k, 2 - Power().estimate(k, Over(0))[0])
+    (expected,) = torch.autograd.grad(definition.square().sum(), u)
+    torch.testing.assert_close(grad, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_length_of_training_is_all_that_differs():
+    for of in glyphs_length.scales["book"].values():
+        assert of["train"]["validate_every"] == 0
+    for first, second in glyphs_length.compare:
+        one, two = (
+            dict(glyphs_length.scales["book"][arm]) for arm in (first, second)
+        )
+        assert one.pop("norm") != two.pop("norm") and one == two
+    assert len(glyphs_length.compare) == 3 * 7
+    assert {c.first.split(", ")[2] for c in glyphs_length.primary} == {
+        "120 epochs"
+    }
