@@ -261,11 +261,15 @@ def _list(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     """Print mean ± standard error over seeds of a recipe's recorded runs,
-    beside the paper's numbers; status 1 where a file cannot be used.
+    beside the paper's numbers, or one table of all recipes; status 1 where a
+    file cannot be used.
     """
     from normalnorm.experiments import tables
 
     out = _folder(args.out)
+    if args.recipe == "all":
+        print(tables.overview(out))
+        return 1 if tables.problems(out) else 0
     print(tables.report(args.recipe, out=out, any_code=args.any_code))
     return 1 if _damaged(args.recipe, out) else 0
 
@@ -568,7 +572,9 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report", help="mean ± standard error of recorded runs"
     )
-    report.add_argument("recipe")
+    report.add_argument(
+        "recipe", help="its name, or all: what each stated and what came out"
+    )
     report.set_defaults(function=_report)
 
     convert = commands.add_parser(

@@ -231,7 +231,8 @@ class Recipe:
     What is stated before the runs: `primary`, the contrasts that the experiment
     is made for, each among `compare` and `compared`; `deviation`, metric →
     `Deviation`, from which `detectable` follows; `negligible`, metric → a
-    difference so small that it would count as none, for tests of equivalence.
+    difference so small that it would count as none, for tests of equivalence;
+    `lower`: metrics of which less is better, beside those named after a loss.
     `exploratory`: in words, why a recipe states no primary contrast. `unstated`
     says what is missing.
 
@@ -280,6 +281,7 @@ class Recipe:
     primary: tuple[Contrast, ...] = ()
     deviation: dict[str, Deviation] = field(default_factory=dict)
     negligible: dict[str, float] = field(default_factory=dict)
+    lower: tuple[str, ...] = ()
     exploratory: str = ""
     seeds: dict[str, int | range] = field(default_factory=dict)
     cost: dict[str, str] = field(default_factory=dict)
@@ -346,6 +348,10 @@ class Recipe:
         of switches, all in each metric.
         """
         return (len(self.compare) + 3 * len(self.switches)) * len(self.outcomes)
+
+    def less_is_better(self, metric: str) -> bool:
+        "Of a loss, and what `lower` names."
+        return "loss" in metric or metric in self.lower
 
     def seeds_at(self, scale: str) -> range:
         "The seeds of a scale; 0, 1, 2 where the recipe does not say."

@@ -21,6 +21,7 @@ __all__ = [
     "Rerun",
     "reruns",
     "rerun_table",
+    "overview",
     "printed_table",
     "stated",
     "report",
@@ -337,7 +338,7 @@ class Effects:
             word = verdict(
                 found,
                 self.recipe.negligible.get(of.metric),
-                lower="loss" in of.metric,
+                lower=self.recipe.less_is_better(of.metric),
                 level=level,
             )
             notes = dict.fromkeys(filter(None, map(self.fitted, of[:2])))
@@ -363,7 +364,7 @@ class Effects:
             dict.fromkeys(
                 self.recipe.compare, self.recipe.negligible.get(metric)
             ),
-            lower="loss" in metric,
+            lower=self.recipe.less_is_better(metric),
             alone=next(
                 (c[:2] for c in self.recipe.primary if c.metric == metric), None
             ),
@@ -694,6 +695,66 @@ def rerun_table(
             "interval of the change holds 0. Contrasts that share arms depend "
             "on each other, and all share the test images.",
         ]
+    )
+
+
+# %% ../../nbs/762_experiments.tables.ipynb #762e0006
+def _one_line_each(recipe: Recipe, scale: str, out: Path) -> list[list[str]]:
+    "The cells of `overview` for a recipe at a scale."
+    found = rows(recipe, scale, out, usable_only=True)
+    wanted = len(recipe.seeds_at(scale)) * len(recipe.scales[scale])
+    runs = f"{len(found)} of {wanted}" if found else "not run yet"
+    head = [recipe.name, scale, runs]
+    if not recipe.primary:
+        said = recipe.exploratory or "nothing is compared"
+        return [[*head, f"none: {said}", "", "", ""]]
+    old = Effects(found, recipe)
+    judged = old.primary() if found else {}
+    fresh = Effects(rows(recipe, scale, out / FRESH, usable_only=True), recipe)
+    held = {one.contrast: one.held for one in reruns(old, fresh)}
+    return [
+        [
+            *head,
+            f"{of.second} − {of.first}, {recipe.columns.get(of.metric)}",
+            spelled(judged[of].found) if of in judged else "",
+            judged[of].word if of in judged else "",
+            {True: "held", False: "did not hold", None: ""}[held.get(of)],
+        ]
+        for of in recipe.primary
+    ]
+
+
+def overview(out: Path | str | None = None) -> str:
+    """All recipes, what they state before their runs, what came out and what
+    came out again with fresh seeds, as a table in Markdown; those at scale
+    "smoke" are left out, for they say nothing.
+
+    `out`: the folder of results.
+
+    Example:
+
+        >>> from normalnorm.experiments.results import book_results
+        >>> "| transform-given-noise " in overview(book_results())
+        True
+    """
+    out = Path(out or default_out())
+    return markdown(
+        [
+            "recipe",
+            "scale",
+            "runs",
+            "stated contrast",
+            "difference",
+            "verdict",
+            "fresh seeds",
+        ],
+        [
+            line
+            for recipe in recipes().values()
+            for scale in recipe.scales
+            if scale != "smoke"
+            for line in _one_line_each(recipe, scale, out)
+        ],
     )
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "MEAN_OVER",
     "TRAINS",
     "TARGET",
+    "LOWER",
     "ASSUMED",
     "learning_rate_sweep",
     "initial_scale_sweep",
@@ -465,6 +466,17 @@ def _arms(factor: str, **of: Any) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
+# less is better
+LOWER = (
+    "error",
+    "worst",
+    "steps",
+    "epochs",
+    "small",
+    "large",
+    "shift",
+    "shift_tuned",
+)
 ASSUMED = "assumed; two pilot networks, seed 100, showed the order of size only"
 
 
@@ -500,6 +512,7 @@ def _sweep(
             for metric, value in deviation.items()
         },
         negligible=negligible,
+        lower=LOWER,
         seeds={"smoke": 1, "book": 5},
         cost={"smoke": "seconds", "book": "about one CPU minute a seed"},
         tuned="the learning rate, in each seed by its own validation loss; the "
