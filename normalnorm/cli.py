@@ -185,8 +185,9 @@ def _run(args: argparse.Namespace) -> int:
     from normalnorm.experiments import results, spread, tables, train
 
     args.out = recorded = _folder(args.out, there=False)
+    recipe = results.find(args.recipe).changed(dict(args.set))
     if args.fresh:
-        args.seeds = results.find(args.recipe).fresh_seeds(args.scale)
+        args.seeds = recipe.fresh_seeds(args.scale)
         args.out = recorded / tables.FRESH
     if args.device is not None:
         try:
@@ -202,21 +203,19 @@ def _run(args: argparse.Namespace) -> int:
         "arms": args.arm,
     }
     if args.dry_run:
-        print(tables.forecast(args.recipe, **wanted))
-        return 2 if tables.obstacle(args.recipe, **wanted) else 0
+        print(tables.forecast(recipe, **wanted))
+        return 2 if tables.obstacle(recipe, **wanted) else 0
     wanted |= {
         "device": args.device and _usable(args.device),
         "progress": _progress(args),
     }
     failed = None
     try:
-        with _no_empty_folders(args.out, results.find(args.recipe).name):
+        with _no_empty_folders(args.out, recipe.name):
             if args.jobs == 1 and not args.ray:
-                results.run_recipe(args.recipe, **wanted)
+                results.run_recipe(recipe, **wanted)
             else:
-                spread.spread(
-                    args.recipe, jobs=args.jobs, ray=args.ray, **wanted
-                )
+                spread.spread(recipe, jobs=args.jobs, ray=args.ray, **wanted)
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
     except OSError as error:
@@ -228,9 +227,9 @@ def _run(args: argparse.Namespace) -> int:
         ) from error
     if train.started()[0] == 0:
         print(
-            tables.rerun_table(args.recipe, args.scale, recorded)
+            tables.rerun_table(recipe, args.scale, recorded)
             if args.fresh
-            else tables.report(args.recipe, out=args.out)
+            else tables.report(recipe, out=args.out)
         )
     if failed:
         print(f"normalnorm: {failed}", file=sys.stderr)
@@ -457,6 +456,19 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    "A place of a configuration and its value: JSON, or a text as it stands."
+    place, equals, value = text.partition("=")
+    if not place or not equals:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} was given, expected PLACE=VALUE, such as "
+            "train.compile=inductor"
+        )
+    with contextlib.suppress(ValueError):
+        return place, json.loads(value)
+    return place, value
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of the `normalnorm` command.
 
@@ -537,6 +549,15 @@ def parser() -> argparse.ArgumentParser:
             "--arm",
             action="append",
             help="only this arm; may be given several times",
+        )
+        command.add_argument(
+            "--set",
+            type=_setting,
+            action="append",
+            default=[],
+            metavar="PLACE=VALUE",
+            help="another value in all configurations, such as "
+            "train.precision=bf16-mixed; may be given several times",
         )
         command.add_argument(
             "--device", help="default: a GPU where there is one"

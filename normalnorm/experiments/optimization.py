@@ -84,7 +84,7 @@ class Settings:
     is chosen. `evaluation_batch`: examples at a time.
 
     *Arithmetic.* `precision`: as Lightning Fabric names it; `compile`: the name
-    of a backend of `torch.compile` ("inductor"), "" for none.
+    of a backend of `torch.compile` ("inductor", also True), "" for none.
 
     Raises `ValueError` for names that are not known and for numbers out of
     range.
@@ -124,7 +124,7 @@ class Settings:
     average_decay: float = 0.999
     average_from: int = 1
     precision: str = "32-true"
-    compile: str = ""
+    compile: str | bool = ""
     steps: int = 0
     validate_every: int = 1
     evaluation_batch: int = 500
@@ -132,6 +132,8 @@ class Settings:
     clip_value: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.compile is True:
+            object.__setattr__(self, "compile", "inductor")
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),

@@ -59,6 +59,7 @@ __all__ = [
 
 # %% ../../nbs/760_experiments.results.ipynb #62231cd2
 import base64
+import dataclasses
 import errno
 import hashlib
 import importlib
@@ -73,7 +74,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -87,6 +88,7 @@ from torch import Tensor
 
 from ..names import near
 from .data import DataError, data_hash
+from .optimization import Settings
 from .statistics import detectable
 from normalnorm.experiments.train import (
     by_first,
@@ -267,6 +269,9 @@ class Recipe:
         'no difference in heads that would count as none (`negligible`)'
         >>> coin.arms("book")["bent"], coin.settings("book", "bent")
         ({}, [({}, {})])
+        >>> find("noise-dose").changed({"images": 9}).arms("book")[
+        ...     "none, ξ = 0"]["images"]
+        9
     """
 
     name: str
@@ -368,7 +373,7 @@ class Recipe:
 
     def detectable(self, scale: str) -> list[Detectable]:
         """For each primary contrast with a known deviation, the difference that
-        the seeds of `scale` detect with probability 0.8.
+        the seeds of `scale` detect with probability 0.8; none for one seed.
 
         The level is that of an interval of 95 % for all primary contrasts
         together.
@@ -383,7 +388,7 @@ class Recipe:
                 * self.deviation[contrast.metric].value,
             )
             for contrast in self.primary
-            if contrast.metric in self.deviation
+            if contrast.metric in self.deviation and count > 1
         ]
 
     def unstated(self) -> list[str]:
@@ -445,6 +450,44 @@ class Recipe:
                 f"{near(scale, self.scales)}"
             )
         return self.scales[scale]
+
+    def changed(self, changes: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other values at places of its configurations, such as
+        {"train.precision": "bf16-mixed"}, in all arms and at all scales. Its
+        runs are other runs, with hashes of their own.
+
+        Raises `UnknownName` for a place that a configuration does not have,
+        and that is no field of `Settings` under "train"; `ValueError` for one
+        that a grid tries, or where a value is refused by `Settings`.
+        """
+        scales = json.loads(json.dumps(self.scales))
+        fields = {one.name for one in dataclasses.fields(Settings)}
+        for place, value in changes.items():
+            if any(place in grid for grid in self.grid.values()):
+                raise ValueError(
+                    f"{place} is tried by the grid of {self.name}: it cannot "
+                    "have one value"
+                )
+            *path, last = place.split(".")
+            for config in (
+                c for arms in scales.values() for c in arms.values()
+            ):
+                inner, known = config, set(config)
+                for depth, key in enumerate([*path, last]):
+                    if not isinstance(inner, dict) or key not in known:
+                        raise UnknownName(
+                            f"the configurations of {self.name} have no "
+                            f"{place!r}: {near(key, known)}"
+                        )
+                    if depth < len(path):
+                        inner = inner[key]
+                        known = set(inner) if isinstance(inner, dict) else set()
+                        if key == "train":
+                            known |= fields
+                inner[last] = value
+                if path == ["train"] and config["train"]:
+                    Settings(**config["train"])
+        return dataclasses.replace(self, scales=scales)
 
     def settings(
         self, scale: str, arm: str

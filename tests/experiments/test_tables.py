@@ -8,15 +8,17 @@ import torch
 
 from normalnorm.cli import main
 from normalnorm.experiments import tables
-from normalnorm.experiments.recipes.dose import norms
+from normalnorm.experiments.recipes.dose import noise_dose, norms
 from normalnorm.experiments.recipes.length import glyphs_length
 from normalnorm.experiments.results import (
     Contrast,
     Recipe,
     ResultsError,
+    book_results,
     losses_by_image,
     pack_bits,
     pack_losses,
+    recipes,
     rows,
     scan,
 )
@@ -221,3 +223,75 @@ def test_the_length_of_training_is_all_that_differs():
     assert {c.first.split(", ")[2] for c in glyphs_length.primary} == {
         "120 epochs"
     }
+
+
+def test_other_settings_are_other_runs(tmp_path, capsys):
+    "In the hash and in the row, and alone in the report."
+    out, arm = ["--out", str(tmp_path)], ["--arm", "none, ξ = 0"]
+    run = ["run", "noise-dose", *arm, *out]
+    assert main(run) == 0
+    more = ["--set", "train.lr=0.05"]
+    assert main([*run, "--dry-run", *more]) == 0
+    assert "1 runs, 0 finished" in capsys.readouterr().out
+    assert main([*run, "--set", "train.compile=true", "--dry-run"]) == 0
+    changed = noise_dose.changed({"train.lr": 0.05})
+    assert main([*run, *more]) == 0
+    both = scan("noise-dose", "smoke", tmp_path).rows.values()
+    assert len({row["hash"] for row in both}) == 2
+    (row,) = rows(changed, "smoke", tmp_path)
+    assert row["config"]["train"]["lr"] == 0.05
+    (old,) = rows(noise_dose, "smoke", tmp_path)
+    assert "lr" not in old["config"]["train"]
+    told = capsys.readouterr().out
+    assert "1 rows of other configurations are left out" in told
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("train.lrr=1", "have no 'train.lrr': did you mean lr"),
+        ("trian.lr=1", "have no 'trian.lr': did you mean train"),
+        ("images.few=1", "have no 'images.few'"),
+        ("train.lr=-1", "expected lr > 0; given lr=-1"),
+        ("train.lr", "'train.lr' was given, expected PLACE=VALUE"),
+        ("=1", "'=1' was given, expected PLACE=VALUE"),
+    ],
+)
+def test_settings_that_are_none(given, said, tmp_path, capsys):
+    try:
+        status = main(
+            ["run", "noise-dose", "--set", given, "--out", str(tmp_path / "o")]
+        )
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_a_grid_tries_has_no_one_value():
+    tuned = tables.find("batch-norm-unique")
+    with pytest.raises(ValueError, match="train.lr is tried by the grid of b"):
+        tuned.changed({"train.lr": 0.1})
+    # the recipe itself keeps its configurations
+    before = str(noise_dose.scales)
+    noise_dose.changed({"train.lr": 0.05, "train.compile": True})
+    assert str(noise_dose.scales) == before
+
+
+def test_every_recipe_has_its_line_in_the_overview(capsys):
+    assert main(["report", "all", "--out", str(book_results())]) == 0
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.strip().splitlines()[2:]
+    ]
+    every = recipes()
+    assert {line[0] for line in lines} == {
+        name for name, of in every.items() if set(of.scales) != {"smoke"}
+    }
+    for name, scale, runs, stated, difference, word, _ in lines:
+        primary = every[name].primary
+        assert (not primary) == stated.startswith("none: "), name
+        assert (runs == "not run yet") <= (word == difference == ""), name
+        if primary and runs != "not run yet":
+            judged = tables.effects(every[name], scale).primary()
+            assert word in {one.word for one in judged.values()}
