@@ -205,10 +205,19 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(tables.forecast(recipe, **wanted))
         return 2 if tables.obstacle(recipe, **wanted) else 0
-    wanted |= {
-        "device": args.device and _usable(args.device),
-        "progress": _progress(args),
-    }
+    device = args.device and _usable(args.device)
+    if args.time:
+        print(
+            tables.timed(
+                recipe,
+                args.scale,
+                args.time,
+                device or results.default_device(),
+                args.arm,
+            )
+        )
+        return 0
+    wanted |= {"device": device, "progress": _progress(args)}
     failed = None
     try:
         with _no_empty_folders(args.out, recipe.name):
@@ -525,6 +534,13 @@ def parser() -> argparse.ArgumentParser:
         type=_number(1, 10_000, "a number of seeds from 1 to 10000"),
         help="number of seeds (default: the recipe's own, for each scale)",
     )
+    run.add_argument(
+        "--time",
+        type=_number(1, 10**6, "a number of steps, such as 50"),
+        metavar="STEPS",
+        help="write nothing, take so many steps of each arm, and say how long "
+        "all runs would take on this device",
+    )
     run.set_defaults(function=_run, fresh=False)
     rerun = commands.add_parser(
         "rerun", help="run an experiment with other seeds: does it come again?"
@@ -536,7 +552,7 @@ def parser() -> argparse.ArgumentParser:
         help="with as many seeds that no row has yet, in the folder `fresh` of "
         "the results",
     )
-    rerun.set_defaults(function=_run)
+    rerun.set_defaults(function=_run, time=None)
     for command in (run, rerun):
         command.add_argument("recipe", help="its name, see `normalnorm list`")
         command.add_argument(

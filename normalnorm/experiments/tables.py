@@ -30,6 +30,7 @@ __all__ = [
     "forecast",
     "listing",
     "problems",
+    "timed",
 ]
 
 # %% ../../nbs/762_experiments.tables.ipynb #293c7b9f
@@ -44,9 +45,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..names import near
 from ..plots import markdown
+from .data import info
+from .optimization import Settings
 from normalnorm.experiments.results import (
     Contrast,
     Recipe,
@@ -62,6 +66,7 @@ from normalnorm.experiments.results import (
     losses_by_image,
     plan,
     points_by_image,
+    processor,
     recipes,
     rows,
     scan,
@@ -1285,6 +1290,15 @@ def _compare_folders(first: Path, second: Path) -> str:
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #f6f716b9
+def _device(device: str) -> str:
+    "What a device is called."
+    return (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else processor()
+    )
+
+
 def _time(seconds: float) -> str:
     return (
         f"{seconds:.0f} s"
@@ -1515,3 +1529,70 @@ def problems(out: Path | str | None = None) -> list[ResultsError]:
             known.get(folder.parent.name, folder.parent.name), folder.name, out
         ).problems
     ]
+
+
+# %% ../../nbs/762_experiments.tables.ipynb #762f0002
+def timed(
+    name: Recipe | str,
+    scale: str = "smoke",
+    steps: int = 50,
+    device: str = "cpu",
+    arms: Iterable[str] | None = None,
+) -> str:
+    """How long the runs of a recipe would take on this device, by `steps` steps
+    of each arm after as many to warm up, as a table in Markdown. What is not
+    training, such as looking at validation images, is not in it. No row is
+    written.
+
+    `name`, `scale`, `arms`: as for `run_recipe`; `device`: "cpu" or "cuda".
+
+    Raises `UnknownName` for unknown names, `DataError` where data are missing,
+    `ValueError` for a recipe whose arms have no training settings.
+
+    Example:
+
+        >>> told = timed("noise-dose", steps=2, arms=["none, ξ = 0"])
+        >>> print(told.splitlines()[0].split("|")[1].strip())
+        arm
+    """
+    recipe, body, total = find(name), [], 0.0
+    seeds = len(recipe.seeds_at(scale))
+    for arm in arms or recipe.arms(scale):
+        points = recipe.settings(scale, arm)
+        _, config = points[0]
+        if not config.get("train"):
+            raise ValueError(
+                f"{arm} of {recipe.name} has no training settings, so its "
+                "steps cannot be counted: run it with one seed"
+            )
+        settings = Settings(**config["train"])
+        examples = config.get("images") or info(config["data"]).sizes["train"]
+        needed = settings.epochs * (
+            settings.steps or examples // settings.batch
+        )
+        config["train"] |= {
+            "epochs": 2,
+            "steps": steps,
+            "warmup": 0.0,
+            "average_from": 1,
+        }
+        outcome = recipe.run(config, seed=0, arm=arm, device=device)
+        each = outcome["history"][-1]["seconds"] / steps
+        whole = each * needed * len(points) * seeds
+        total += whole
+        body.append(
+            [
+                arm,
+                f"{1000 * each:.1f}",
+                str(needed),
+                f"{len(points)} × {seeds}",
+                _time(whole),
+            ]
+        )
+    return (
+        markdown(
+            ["arm", "ms a step", "steps of a run", "runs", "together"], body
+        )
+        + f"\n\n{recipe.name}, scale {scale}, on {_device(device)}: about "
+        f"{_time(total)} for all, one after the other."
+    )

@@ -2,6 +2,8 @@
 contrasts, networks that have not fitted, experiments that are run again.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -295,3 +297,37 @@ def test_every_recipe_has_its_line_in_the_overview(capsys):
         if primary and runs != "not run yet":
             judged = tables.effects(every[name], scale).primary()
             assert word in {one.word for one in judged.values()}
+
+
+def test_time_by_steps(tmp_path, capsys, monkeypatch):
+    "The second epoch counts; steps, points of the grid and seeds by hand."
+    tuned, seen = tables.find("batch-norm-unique"), []
+
+    def run(config, **how):
+        seen.append((config["train"]["epochs"], config["train"]["steps"]))
+        return {"history": [{"seconds": 99.0}, {"seconds": 0.5}]}
+
+    monkeypatch.setattr(
+        tables, "find", lambda name: dataclasses.replace(tuned, run=run)
+    )
+    said = tables.timed(tuned, "book", 5, arms=["None"])
+    config = tuned.arms("book")["None"]
+    points = len(tuned.settings("book", "None"))
+    steps = config["train"]["epochs"] * (
+        config["images"] // config["train"]["batch"]
+    )
+    minutes = 0.1 * steps * points * len(tuned.seeds_at("book")) / 60
+    assert seen == [(2, 5)]
+    line = [cell.strip() for cell in said.splitlines()[2].split("|")[1:-1]]
+    assert line[1:3] == ["100.0", str(steps)] and points > 1
+    assert line[3].startswith(f"{points} × ")
+    assert line[4] == f"{minutes:.0f} min"
+    assert f"about {line[4]} for all" in said
+
+
+def test_time_of_real_steps_writes_nothing(tmp_path, capsys):
+    run = ["run", "noise-dose", "--out", str(tmp_path / "o"), "--time", "2"]
+    assert main([*run, "--arm", "none, ξ = 0"]) == 0
+    assert "on " in capsys.readouterr().out and not (tmp_path / "o").exists()
+    assert main(["run", "collapse", *run[2:]]) == 2
+    assert "has no training settings" in capsys.readouterr().err
