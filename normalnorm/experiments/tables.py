@@ -1379,7 +1379,30 @@ def forecast(
     recipe = find(name)
     in_the_way = obstacle(recipe, scale, seeds, out, arms)
     if in_the_way:
-        return f"{recipe.name}, scale {scale}: cannot be run here: {in_the_way}"
+        points = {
+            arm: len(recipe.settings(scale, arm))
+            for arm in arms or recipe.arms(scale)
+        }
+        own = recipe.seeds_at(scale)
+        count = (
+            seeds
+            if isinstance(seeds, int)
+            else len(list(own if seeds is None else seeds))
+        )
+        return "\n\n".join(
+            filter(
+                None,
+                [
+                    f"{recipe.name}, scale {scale}: cannot be run here: "
+                    f"{in_the_way}",
+                    stated(recipe, scale),
+                    f"It would be {sum(points.values()) * count} runs: "
+                    f"{count} seeds of each setting of {'; '.join(points)}. "
+                    "The recipe's own estimate: "
+                    f"{recipe.cost.get(scale, 'none')}",
+                ],
+            )
+        )
     jobs, there = (
         plan(recipe, scale, seeds, out, arms),
         scan(recipe, scale, out),

@@ -1015,6 +1015,7 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
     assert (status, err) == (2, "")
     assert "cannot be run here: digits lies elsewhere" in out
+    assert "It would be 8 runs: 4 seeds of each setting of a; b." in out
 
 
 def test_arms_whose_data_are_missing_are_named_and_the_others_run(

@@ -138,6 +138,11 @@ def test_losses_count_the_draw_of_images():
     )
     d = np.stack([read[1] - read[0], read[2] - read[1]])
     assert found.estimate(("a", "b"), "loss_last") == crossed_interval(d)
+    # where one row keeps none, for other seeds alone
+    del found.rows[0]["test_losses"]
+    for row, value in zip(found.rows, (1.0, 2.0, 4.0, 7.0)):
+        row["metrics"]["loss_last"] = value
+    assert found.estimate(("a", "b"), "loss_last") == summarize([1.0, 3.0])
 
 
 def test_rows_that_read_other_data_make_no_table(tmp_path, monkeypatch):
