@@ -9,6 +9,7 @@ from torch import nn
 from normalnorm.analysis import power
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 from tests.refusals import refusals
+from tests.toys import Of
 
 
 @pytest.mark.parametrize(
@@ -120,15 +121,6 @@ def test_places_are_measured_by_what_they_return():
     )
 
 
-class Half(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.ReLU(), nn.ReLU()
-
-    def forward(self, x):
-        return self.used(x)
-
-
 test_what_cannot_be_measured = refusals(
     [
         (nn.ReLU(), [], None, ValueError, "no normalizer: name"),
@@ -144,7 +136,7 @@ test_what_cannot_be_measured = refusals(
             "'x': known are 0$",
         ),
         (
-            Half(),
+            Of(lambda own, x: own.used(x), used=nn.ReLU(), idle=nn.ReLU()),
             torch.ones(2, 3),
             ["used", "idle"],
             ValueError,

@@ -12,8 +12,9 @@ from torch.nn.utils import fusion
 
 from normalnorm.layers.folding import fold
 from normalnorm.layers.guards import lies_last
-from tests.layers.steps import step
+from tests.layers.steps import refusals, step
 from tests.state.record import exported
+from tests.toys import Of
 from tools.rows import trials
 
 C = exported()
@@ -133,22 +134,23 @@ def test_scripting_is_refused_in_words(layer, where):
         torch.jit.script(model)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "name, make",
-    [
-        (
-            "FoldedNormality",
-            lambda: C["FoldedNormality"](torch.full((4,), 0.5)),
-        ),
-        ("ProxyNorm", lambda: C["ProxyNorm"](4, nn.ReLU())),
-        ("PreLayerNormLinear", lambda: C["PreLayerNormLinear"](4, 3)),
-        ("RegNormConv2d", lambda: C["RegNormConv2d"](4, 3, 1)),
-    ],
+test_scripting_of_what_has_no_row_is_refused_too = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)(
+    refusals(
+        [
+            (name, arguments, f"given a {name},.*torch.export")
+            for name, arguments in (
+                ("FoldedNormality", (torch.full((4,), 0.5),)),
+                ("ProxyNorm", (4, nn.ReLU())),
+                ("PreLayerNormLinear", (4, 3)),
+                ("RegNormConv2d", (4, 3, 1)),
+            )
+        ],
+        lambda name, of: torch.jit.script(nn.Sequential(C[name](*of))),
+        RuntimeError,
+    )
 )
-def test_scripting_of_what_has_no_row_is_refused_too(name, make):
-    with pytest.raises(RuntimeError, match=f"given a {name},.*torch.export"):
-        torch.jit.script(nn.Sequential(make()))
 
 
 # ---- torch.fx ---------------------------------------------------------------
@@ -176,15 +178,9 @@ def test_fx_takes_a_layer_as_one(name):
 
 
 def test_fx_takes_names_of_arguments():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = C["LayerNormalNorm"](6)
-
-        def forward(self, x):
-            return self.norm(input=x)
-
-    model, u = Model().eval(), images()
+    norm = C["LayerNormalNorm"](6)
+    model = Of(lambda own, x: own.norm(input=x), norm=norm).eval()
+    u = images()
     torch.testing.assert_close(fx.symbolic_trace(model)(u), model(u))
 
 
