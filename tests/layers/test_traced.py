@@ -92,9 +92,9 @@ def test_a_layer_is_traced_in_training(name):
             torch.manual_seed(batch)
             found.append(again(step, module, torch.rand(batch, 4, 5, 6)))
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    averages = dict(traced.named_buffers())
-    for name, value in layer.named_buffers():
-        torch.testing.assert_close(averages[name], value, **CLOSE)
+    torch.testing.assert_close(
+        dict(traced.named_buffers()), dict(layer.named_buffers()), **CLOSE
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -171,10 +171,9 @@ def test_fx_takes_a_layer_as_one(name):
         traced.load_state_dict(model.state_dict())
         found = again(traced.train(training), u), again(other, u)
         torch.testing.assert_close(*found, rtol=0, atol=0)
-        for a, b in zip(
-            traced.state_dict().values(), other.state_dict().values()
-        ):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
+        torch.testing.assert_close(
+            traced.state_dict(), other.state_dict(), rtol=0, atol=0
+        )
 
 
 def test_fx_takes_names_of_arguments():
@@ -240,8 +239,7 @@ def test_a_training_step_does_not_change_an_earlier_gradient(name, dtype):
         found.append(
             torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()])
         )
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 # ---- vmap -------------------------------------------------------------------
