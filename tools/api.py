@@ -290,18 +290,15 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
     have a label to link to.
     """
     from tools.chapters import chapters
-    from tools.dialect import cell_tags, directives, without_directives
+    from tools.dialect import directives, shows_export, without_directives
 
-    found = set()
-    for chapter in chapters(root):
-        for cell in chapter.code_cells():
-            marks = directives(cell)
-            if "export" in marks and "remove-cell" not in cell_tags(marks):
-                found |= {
-                    (f"normalnorm.{chapter.module}", name)
-                    for name in defined_names(without_directives(cell))
-                }
-    return found
+    return {
+        (f"normalnorm.{chapter.module}", name)
+        for chapter in chapters(root)
+        for cell in chapter.code_cells()
+        if shows_export(directives(cell))
+        for name in defined_names(without_directives(cell))
+    }
 
 
 @lru_cache(maxsize=4)

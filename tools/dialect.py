@@ -115,6 +115,11 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     return tags
 
 
+def shows_export(found: dict[str, str]) -> bool:
+    "Whether the page shows a cell, perhaps folded, that the library contains."
+    return "export" in found and "remove-cell" not in cell_tags(found)
+
+
 def fold_of(source: str, raw: bool = False) -> folding.Fold | None:
     "What stands for a cell on the page; None where its code is seen or hidden."
     found = directives(source)
@@ -302,10 +307,8 @@ def label_exports(
     module = next((f["default_exp"] for f in found if "default_exp" in f), "")
     out = []
     for cell, marks in zip(cells, found):
-        if (
-            "export" in marks
-            and "remove-cell" not in cell_tags(marks)
-            and (label := export_label(cell["source"], module, entries))
+        if shows_export(marks) and (
+            label := export_label(cell["source"], module, entries)
         ):
             out.append(label)
         out.append(cell)
@@ -514,12 +517,20 @@ def columns_of(text: str) -> int:
     return -(-wide // 10) * 10 if table and wide <= SMALLEST else 0
 
 
+def within(doctree, kind: str, node: type) -> list:
+    "The nodes of a type in the containers of a class, such as cell_output."
+    return [
+        found
+        for container in doctree.findall(nodes.container)
+        if kind in container["classes"]
+        for found in container.findall(node)
+    ]
+
+
 def size_tables(doctree) -> None:
-    for output in doctree.findall(nodes.container):
-        if "cell_output" in output["classes"]:
-            for block in output.findall(nodes.literal_block):
-                if wide := columns_of(block.astext()):
-                    block["classes"] += ["columns", f"columns-{wide}"]
+    for block in within(doctree, "cell_output", nodes.literal_block):
+        if wide := columns_of(block.astext()):
+            block["classes"] += ["columns", f"columns-{wide}"]
 
 
 HYPHEN = re.compile(r"(?<![\w.,:/–-])-(?=\.?\d)")
@@ -542,12 +553,10 @@ def numbers(text: str) -> str:
 
 def printed_numbers(doctree) -> None:
     "The numbers in tables that cells make."
-    for output in doctree.findall(nodes.container):
-        if "cell_output" in output["classes"]:
-            for entry in output.findall(nodes.entry):
-                for text in list(entry.findall(nodes.Text)):
-                    if not isinstance(text.parent, (nodes.literal, nodes.math)):
-                        text.parent.replace(text, nodes.Text(numbers(text)))
+    for entry in within(doctree, "cell_output", nodes.entry):
+        for text in list(entry.findall(nodes.Text)):
+            if not isinstance(text.parent, (nodes.literal, nodes.math)):
+                text.parent.replace(text, nodes.Text(numbers(text)))
 
 
 def inline_figures(app, doctree, docname):
@@ -572,10 +581,8 @@ def inline_figures(app, doctree, docname):
 
 def colour_native(app, doctree):
     "Cells of C++ are coloured as such, not as the notebook's Python."
-    for cell in doctree.findall(nodes.container):
-        if "tag_cpp" in cell["classes"]:
-            for block in cell.findall(nodes.literal_block):
-                block["language"] = "cpp"
+    for block in within(doctree, "tag_cpp", nodes.literal_block):
+        block["language"] = "cpp"
 
 
 def open_fold(self, node) -> None:

@@ -23,6 +23,7 @@ from normalnorm.analysis.propagation import disturbed
 from normalnorm.layers.normality import BatchNormalNorm1d
 from normalnorm.layers.regnorm import RegNormLinear
 from tests.refusals import refusals
+from tests.toys import Of
 
 
 def network():
@@ -121,17 +122,14 @@ def test_confusion_by_hand():
 def test_three_lines_on_a_model_of_ones_own():
     "Tokens, several outputs, a loss of its own."
 
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.map = nn.Embedding(5, 8), nn.Linear(8, 5)
-
-        def forward(self, x):
-            return {"scores": self.map(self.table(x))}
-
+    model = Of(
+        lambda own, x: {"scores": own.map(own.table(x))},
+        table=nn.Embedding(5, 8),
+        map=nn.Linear(8, 5),
+    )
     words = torch.arange(10).reshape(2, 5) % 5
     found = gradient_norms(
-        Own(),
+        model,
         words,
         words,
         lambda out, y: F.cross_entropy(

@@ -9,6 +9,7 @@ from torch import nn
 from normalnorm.analysis import power
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 from tests.refusals import refusals
+from tests.toys import Of
 
 
 @pytest.mark.parametrize(
@@ -90,10 +91,7 @@ def test_pieces_do_not_matter():
     for cut in (1, 3, 7):
         pieces = list(zip(x.split(cut), targets.split(cut)))
         found = power.model_power(model, pieces)
-        for one, two in zip(whole.values(), found.values()):
-            torch.testing.assert_close(
-                torch.stack(one), torch.stack(two), rtol=1e-4, atol=1e-6
-            )
+        torch.testing.assert_close(whole, found, rtol=1e-4, atol=1e-6)
 
 
 def test_batch_statistics_and_evaluation():
@@ -106,8 +104,8 @@ def test_batch_statistics_and_evaluation():
     # averages of no data
     assert power.model_power(model, x)["1"].p1.max() > 0.1
     again = power.model_power(model, x, batch_statistics=True)
-    for one, two in zip(own, again["1"]):
-        assert (one == two).all()  # no noise, no dropout
+    # no noise, no dropout
+    assert all(map(torch.equal, own, again["1"]))
 
 
 def test_places_are_measured_by_what_they_return():
@@ -118,15 +116,6 @@ def test_places_are_measured_by_what_they_return():
         torch.stack(found["0"]),
         torch.stack(power.power_decomposition(model[0](x))),
     )
-
-
-class Half(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.ReLU(), nn.ReLU()
-
-    def forward(self, x):
-        return self.used(x)
 
 
 test_what_cannot_be_measured = refusals(
@@ -144,7 +133,7 @@ test_what_cannot_be_measured = refusals(
             "'x': known are 0$",
         ),
         (
-            Half(),
+            Of(lambda own, x: own.used(x), used=nn.ReLU(), idle=nn.ReLU()),
             torch.ones(2, 3),
             ["used", "idle"],
             ValueError,

@@ -18,6 +18,7 @@ from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.regnorm import RegNormLinear
 from tests.analysis.test_gradients import network as shorter
 from tests.refusals import refusals
+from tests.toys import Of
 
 
 def network():
@@ -105,12 +106,8 @@ def test_what_follows_in_place_does_not_reach_a_place():
 
 
 def test_in_half_precision_and_with_a_tuple_as_output():
-    class Two(nn.Module):
-        def forward(self, x):
-            return x, x
-
-    x = torch.randn(500, 2).bfloat16()
-    found = layer_correlations(nn.Sequential(nn.Identity(), Two()), x, 1.0)
+    two, x = Of(lambda own, x: (x, x)), torch.randn(500, 2).bfloat16()
+    found = layer_correlations(nn.Sequential(nn.Identity(), two), x, 1.0)
     assert list(found) == ["input"] and abs(found["input"] - 0.5) < 0.1
 
 

@@ -21,6 +21,7 @@ from normalnorm.analysis.robustness import (
 from normalnorm.experiments import models
 from normalnorm.layers.normality import BatchNormalNorm2d, LayerNormalNorm
 from tests.refusals import refusals
+from tests.toys import Of
 
 MEAN, STD = (0.3, 0.5), (0.2, 0.4)
 NETWORKS = {
@@ -86,16 +87,8 @@ def test_places_by_default_are_the_normalizers_that_are_called():
 
 
 def test_a_module_that_is_called_twice_is_one_place():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-
-        def forward(self, x):
-            return self.layer(self.layer(x))
-
-    torch.manual_seed(0)
-    model, x = Twice(), torch.randn(5, 3)
+    twice = lambda own, x: own.layer(own.layer(x))
+    model, x = Of(twice, layer=nn.Linear(3, 3)), torch.randn(5, 3)
     found, about = (
         noise_attenuation(model, x, 0.1, places=["layer"], centered=centered)
         for centered in (False, True)
@@ -156,15 +149,10 @@ def test_no_signal_gives_nan():
     assert found["0"] < 1e-3 and math.isnan(found["1"])
 
 
-class Pair(nn.Module):
-    def forward(self, x):
-        return x, x
-
-
 class Odd(models.SmallResNet):
     def __init__(self):
         super().__init__(5, 2, 4)
-        self.unused, self.pair = nn.BatchNorm2d(3), Pair()
+        self.unused, self.pair = nn.BatchNorm2d(3), Of(lambda own, x: (x, x))
 
     def forward(self, x):
         return super().forward(self.pair(x)[0])
@@ -285,13 +273,10 @@ def test_accuracy_counts_what_withstands():
 def test_what_is_wrong_without_attack_stays_so():
     "The step goes through the range that is wrong and out on the other side."
 
-    class Outside(nn.Module):
-        def forward(self, x):
-            return torch.cat([0 * x, x.square() - 1], 1)
-
+    outside = Of(lambda own, x: torch.cat([0 * x, x.square() - 1], 1))
     x, y = torch.tensor([[0.9], [3.5]]), torch.tensor([1, 1])
-    assert Outside()(fgsm(Outside(), x, y, 2.0)).argmax(1).tolist() == [1, 1]
-    assert robust_accuracy(Outside(), x, y, (0.0, 2.0), "fgsm") == {
+    assert outside(fgsm(outside, x, y, 2.0)).argmax(1).tolist() == [1, 1]
+    assert robust_accuracy(outside, x, y, (0.0, 2.0), "fgsm") == {
         0.0: 50.0,
         2.0: 50.0,
     }

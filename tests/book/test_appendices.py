@@ -251,11 +251,13 @@ def test_letters_of_equations_are_defined_before():
     of the same cell or of one before, or stands in a row of the table whose
     place is not behind; a row that names its chapter holds there.
     """
-    place, rows, missing, seen = {}, {}, [], 0
-    for i, c in enumerate(chapters()):
-        for cell in c.cells():
-            for label in re.findall(r"\{#([\w-]+)", cell["source"]):
-                place[label] = i
+    rows, missing, seen = {}, [], 0
+    place = {
+        label: i
+        for i, c in enumerate(chapters())
+        for cell in c.cells()
+        for label in re.findall(r"\{#([\w-]+)", cell["source"])
+    }
     for symbol, meaning, _, where in notation_rows():
         here, only = (
             place[where[1:]],

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import hypothesis
 import pytest
@@ -327,13 +328,11 @@ def test_rows_of_different_code_need_a_word(place, command):
 
 @pytest.mark.parametrize("out", [[], ["--out", "new/deep"], ["--out", "rows"]])
 def test_a_run_that_cannot_begin_leaves_no_folder(place, listed, out):
-    def run(*_, **__):
-        raise ModuleNotFoundError(
-            "training needs Lightning Fabric: pip install …",
-            name="lightning_fabric",
-        )
-
-    listed(known_recipe(run))
+    missing = ModuleNotFoundError(
+        "training needs Lightning Fabric: pip install …",
+        name="lightning_fabric",
+    )
+    listed(known_recipe(Mock(side_effect=missing)))
     next(Path("rows").rglob("*-seed0-*.json")).unlink()
     before = everything(place)
     status, _, err = printed("run", "known", *out)
@@ -356,10 +355,8 @@ def test_a_missing_library_is_said_once(place, listed, monkeypatch, words):
 
 
 def test_a_folder_that_cannot_be_written(place, monkeypatch):
-    def run(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system", "rows/.checkpoints")
-
-    monkeypatch.setattr(results, "run_recipe", run)
+    error = OSError(errno.EROFS, "Read-only file system", "rows/.checkpoints")
+    monkeypatch.setattr(results, "run_recipe", Mock(side_effect=error))
     said = refused(place, "run", "known", "--out", "rows")
     assert "rows/.checkpoints cannot be written (Read-only" in said
     assert said.endswith("give another folder with --out\n")
@@ -426,10 +423,7 @@ def test_random_arguments(place, monkeypatch, command, words):
 
 
 def test_a_device_that_fails_without_words(monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError
-
-    monkeypatch.setattr(torch, "ones", fail)
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError))
     with pytest.raises(ValueError, match="cannot be used here: RuntimeError"):
         cli._usable("cpu")
 
@@ -458,9 +452,9 @@ def test_an_unknown_architecture_and_no_library(monkeypatch):
 
 
 def test_a_library_that_does_not_fit_is_said(monkeypatch):
-    def broken(name):
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(cli.importlib, "import_module", broken)
+    broken = RuntimeError("operator torchvision::nms does not exist")
+    monkeypatch.setattr(
+        cli.importlib, "import_module", Mock(side_effect=broken)
+    )
     status, _, err = printed("convert", "resnet18")
     assert status == 2 and "timm is installed, but cannot be used with" in err

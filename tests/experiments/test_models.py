@@ -23,6 +23,7 @@ from normalnorm.layers.normality import (
     LayerNormalNorm,
 )
 from tests.refusals import refusals
+from tests.toys import Of
 
 # One network of each kind, small: name, arguments, shape of a batch.
 SMALL = {
@@ -288,20 +289,17 @@ def test_channels_last_is_kept_and_changes_nothing(name):
 def test_a_joint_part_takes_the_place_of_normalizer_and_activation(name):
     "How often: the chapters of the families."
 
-    class Joint(nn.Module):
-        def __init__(self, channels):
-            super().__init__()
-            self.norm, self.act = nn.BatchNorm2d(channels), nn.SiLU()
-
-        def forward(self, x):
-            return self.act(self.norm(x))
-
+    joint = lambda channels: Of(
+        lambda own, x: own.act(own.norm(x)),
+        norm=nn.BatchNorm2d(channels),
+        act=nn.SiLU(),
+    )
     x = batch(name).double()
     parts = {"activation": nn.SiLU, "norm": nn.BatchNorm2d}
     apart = small(name, **parts).double()
-    together = small(name, joint=Joint, **parts).double()
+    together = small(name, joint=joint, **parts).double()
     torch.testing.assert_close(apart(x), together(x))
-    assert any(isinstance(m, Joint) for m in together.modules())
+    assert any(isinstance(m, Of) for m in together.modules())
     assert len(normalizers(apart)) == len(normalizers(together))
 
 

@@ -16,6 +16,7 @@ from normalnorm.experiments.models import SmallResNet
 from normalnorm.experiments.recipes import slimming
 from tests.peers import installed
 from tests.refusals import refusals
+from tests.toys import Of
 
 GONE = {"1": [0, 3], "4": [1, 2, 7]}
 EXACT = {
@@ -180,12 +181,11 @@ def test_residual_networks_keep_their_stream():
 def test_what_mixes_is_refused():
     installed("torch_pruning")
 
-    class Mean(nn.Module):
-        def forward(self, x):
-            return x - x.mean(1, keepdim=True) * torch.arange(8)[:, None]
-
+    less_mean = Of(
+        lambda own, x: x - x.mean(1, keepdim=True) * torch.arange(8)[:, None]
+    )
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), Mean(), nn.Conv2d(3, 2, 1)
+        nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), less_mean, nn.Conv2d(3, 2, 1)
     )
     with pytest.raises(ValueError, match="different values"):
         pruning.remove_channels(model, torch.randn(2, 1, 8, 8), {"1": [0]})

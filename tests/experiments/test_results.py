@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -1007,11 +1008,8 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     )
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
-
-    def elsewhere(name):
-        raise data.DataError(f"{name} lies elsewhere")
-
-    monkeypatch.setattr(results, "data_hash", elsewhere)
+    missing = data.DataError("digits lies elsewhere")
+    monkeypatch.setattr(results, "data_hash", Mock(side_effect=missing))
     status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
     assert (status, err) == (2, "")
     assert "cannot be run here: digits lies elsewhere" in out
@@ -1062,14 +1060,12 @@ def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
     "Where files cannot be locked: the first row stays."
     import fcntl
 
-    def refuse(file, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
     def run(**_):
         results.perform(job)  # the other writer is faster
         return {"metrics": {"score": 99.0}}
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    refused = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))
     job = results.plan(known_recipe(), "smoke", 1, tmp_path, ["a"])[0]
     slow = known_recipe(lambda config, **given: run(**given))
     row = results.perform(job._replace(recipe=slow))

@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -1128,12 +1129,9 @@ def test_the_rate_of_a_continued_run_counts_what_this_process_did(monkeypatch):
 @pytest.mark.parametrize("number", [None, "EPERM", "ENOTSUP", "EMLINK"])
 def test_a_row_that_is_there_stays(number, tmp_path, monkeypatch):
     "Also without hard links: some network drives and exFAT know none."
-
-    def refused(*_):
-        raise OSError(getattr(errno, number), "no links here")
-
     if number:
-        monkeypatch.setattr(os, "link", refused)
+        refused = OSError(getattr(errno, number), "no links here")
+        monkeypatch.setattr(os, "link", Mock(side_effect=refused))
     file = tmp_path / "row.json"
     for content, replaced, left in (
         (b"first", False, b"first"),

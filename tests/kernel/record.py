@@ -301,15 +301,10 @@ def single_values(record: dict, numbers: Numbers) -> None:
         flat(h),
         np.array(LAMBDAS, np.float32),
     )
-    rows = []
-    for lmbda in record["values/lmbda"].astype(np.float64):
-        rows.append(
-            flat(
-                yeo_johnson(
-                    h.double(), torch.tensor(lmbda, dtype=torch.float64)
-                )
-            )
-        )
+    rows = [
+        flat(yeo_johnson(h.double(), torch.tensor(lmbda, dtype=torch.float64)))
+        for lmbda in record["values/lmbda"].astype(np.float64)
+    ]
     # a third of each row
     record["values/out"] = np.concatenate(
         [row[k % 3 :: 3] for k, row in enumerate(rows)]

@@ -90,8 +90,7 @@ def judged(theirs, ours, words: str, easier: bool = False):
 def assert_same(a, b):
     assert a.is_nested == b.is_nested and a.dtype == b.dtype
     if a.is_nested:
-        for x, y in zip(a.unbind(), b.unbind(), strict=True):
-            torch.testing.assert_close(x, y, **ROUNDING)
+        torch.testing.assert_close(a.unbind(), b.unbind(), **ROUNDING)
     else:
         torch.testing.assert_close(a, b, **ROUNDING)
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -725,13 +726,6 @@ def test_a_folder_that_cannot_be_written(place, monkeypatch):
     assert not list((place / "tmp").iterdir())
 
 
-def raising(error):
-    def function(*_, **__):
-        raise error
-
-    return function
-
-
 def test_read_only_with_a_kernel(place, monkeypatch):
     "Used, and a damaged one is left alone."
     shared = Path(tempfile.mkdtemp())
@@ -771,12 +765,12 @@ def test_read_only_with_a_kernel(place, monkeypatch):
 def test_without_a_home(place, monkeypatch):
     monkeypatch.delenv("NORMALNORM_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", raising(RuntimeError("no home")))
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home")))
     with pytest.warns(UserWarning, match="cannot be written"):
         assert load(place).seven() == 7
     monkeypatch.setattr(compiler, "_for_this_process", {})
     nowhere = FileNotFoundError(errno.ENOENT, "No usable temporary directory")
-    monkeypatch.setattr(tempfile, "mkdtemp", raising(nowhere))
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=nowhere))
     assert "No usable temporary directory" in failure(place)
 
 
@@ -937,7 +931,9 @@ def test_the_warning_names_the_users_line(monkeypatch):
     """
     error = compiler.CompilerError("no C++ compiler was found")
     monkeypatch.setattr(native, "_library", lambda: error)
-    monkeypatch.setattr(compiled, "_compiled", raising(RuntimeError("no")))
+    monkeypatch.setattr(
+        compiled, "_compiled", Mock(side_effect=RuntimeError("no"))
+    )
     plain = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU())
     converted, layer, u = (
         normalnorm.to_normality(plain),

@@ -9,6 +9,7 @@ import scipy.linalg
 import torch
 from torch import nn
 
+import normalnorm
 from normalnorm.layers.decorrelated import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
@@ -321,6 +322,11 @@ def test_groups_by_their_number():
 
 test_bad_input = refusals(
     [
+        (
+            lambda: normalnorm.SyncDecorrelatedBatchNormalNorm(5, steps=2),
+            NotImplementedError,
+            "steps=2",
+        ),
         (
             lambda: DecorrelatedBatchNorm1d(5, group_size=2, num_groups=5),
             ValueError,

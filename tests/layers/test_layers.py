@@ -101,7 +101,6 @@ def test_inductor(name):
     """
     make, shape = INDUCTOR[name]
     torch.compiler.reset()
-    torch.manual_seed(0)
     layer, u, found = make(), torch.randn(shape).exp(), []
     for module in (layer, torch.compile(layer, fullgraph=True)):
         torch.manual_seed(5)
@@ -117,7 +116,6 @@ def test_centre_over_one_set_and_scale_over_another():
     """Either may be empty, or both may be the same, in value and gradient;
     others are those of layers, in the harness.
     """
-    torch.manual_seed(0)
     u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp().requires_grad_()
     upstream = torch.randn(8, 6, 5, 5, dtype=torch.float64)
     batch, eps = (0, 2, 3), 1e-3
@@ -146,7 +144,6 @@ def test_centre_over_one_set_and_scale_over_another():
 
 
 def test_noise_belongs_to_the_set_of_the_scale():
-    torch.manual_seed(0)
     u = torch.randn(8, 6, 5, 5, dtype=torch.float64).exp()
     layer, batch = (1, 2, 3), (0, 2, 3)
     for pair in (Over(layer, batch), Over(layer, ())):

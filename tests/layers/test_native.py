@@ -283,7 +283,6 @@ def test_bfloat16_is_read_where_it_lies(monkeypatch, where, noise, given):
     neighbour where sums are taken in another order.
     """
     shape, dim, of, last = LYING[where]
-    torch.manual_seed(0)
     layout = torch.channels_last if last else torch.contiguous_format
     u, grad = (
         torch.randn(shape).bfloat16().contiguous(memory_format=layout)
@@ -338,7 +337,6 @@ def test_bfloat16_is_read_where_it_lies(monkeypatch, where, noise, given):
 
 def test_rounding_to_bfloat16():
     "As PyTorch's: ties to even, beyond the largest to infinity, NaN stays."
-    torch.manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (4, 4096), dtype=torch.int64).int()
     words[0] = words[0] & ~0xFFFF | 0x8000  # ties
     words[1, :8] = torch.tensor(
@@ -375,8 +373,7 @@ def test_same_bits(shape, dim, weight):
     for n in (1, 2, 3, 1):
         with threads(n):
             found.append(derivatives(normality_norm, u, dim, weight, noise=0.4))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0, atol=0)
+    torch.testing.assert_close(found[1:], found[:1] * 3, rtol=0, atol=0)
 
 
 def normals(start, count, key):
@@ -1542,7 +1539,6 @@ def test_the_kernel_asks_the_tensors():
 
 
 def test_the_kernel_asks_tensors_with_channels_last():
-    torch.manual_seed(0)
     u = torch.randn(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
     call = native.prepare(u, (0, 2, 3), None, None, Rule(), 1)
     expected = native.forward(call, u)[0]
@@ -1634,7 +1630,6 @@ def test_a_kernel_that_keeps_other_numbers(monkeypatch):
 @pytest.mark.parametrize("seed", [0, 5, -1, -(2**63), 2**63 - 1])
 def test_every_seed_of_64_bits_is_told_apart(seed):
     "The definition's noise for each; 0 where none is given."
-    torch.manual_seed(0)
     u, rule = torch.randn(40, 6), Rule(noise=0.7)
     call = native.prepare(u, (0,), None, None, rule)
     expected = core.normality_norm(u, (0,), noise=0.7, seed=torch.tensor(seed))

@@ -18,6 +18,7 @@ from normalnorm.layers.proxy_conversion import to_proxy_norm
 from normalnorm.layers.proxy_norm import ProxyNorm
 from tests.layers.steps import refusals
 from tests.peers import installed
+from tests.toys import Of
 from tools.homes import SMALL
 
 BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -50,7 +51,6 @@ def test_timm(name, norms, inside):
     built by hand of the same parts gives the same.
     """
     timm = installed("timm")
-    torch.manual_seed(0)
     before = timm.create_model(name, pretrained=False, num_classes=5).eval()
     model, report = to_proxy_norm(before, inplace=False, return_report=True)
     assert len(of_kind(before, BATCH)) == len(report.replaced) >= norms
@@ -86,18 +86,16 @@ def test_parameters_keep_their_identity_and_everything_is_checked_first():
     assert all(p.dtype is torch.float64 for p in net.parameters())
 
 
-class Net(nn.Module):
+class Net(Of):
     "A convolution, a batch norm, and what a function does with them."
 
     def __init__(self, run, **parts):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.run = run
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x):
-        return self.run(self, self.norm(self.conv(x)))
+        super().__init__(
+            lambda own, x: run(own, own.norm(own.conv(x))),
+            conv=nn.Conv2d(3, 8, 3),
+            norm=nn.BatchNorm2d(8),
+            **parts,
+        )
 
 
 def twice(net, y):
@@ -131,7 +129,6 @@ def test_functions_and_shared_modules_are_set_apart(run, module):
     """In a block, and in the model itself, which becomes another object; with
     the same names beside the activation's own.
     """
-    torch.manual_seed(0)
     net = Net(run, act=nn.ReLU(), other=nn.Conv2d(8, 8, 1)).eval()
     net.more = 3
     if "none" in run.__code__.co_names:
@@ -364,15 +361,10 @@ def test_functions_that_are_no_activation(run):
     assert not report.left
 
 
-class Scaled(nn.Module):
-    "Stochastic depth that drops so rarely that it looks like a factor."
-
-    def forward(self, x):
-        return 1.1 * x if self.training else x
-
-
 def test_what_does_nothing_in_evaluation_is_no_activation():
-    net = Net(lambda net, y: net.act(net.drop(y)), act=nn.ReLU(), drop=Scaled())
+    "Stochastic depth that drops so rarely that it looks like a factor."
+    scaled = Of(lambda own, x: 1.1 * x if own.training else x)
+    net = Net(lambda net, y: net.act(net.drop(y)), act=nn.ReLU(), drop=scaled)
     _, report = to_proxy_norm(net, groups=4, return_report=True)
     assert [row.after for row in report.replaced] == ["GroupNorm(4), γ only"]
 

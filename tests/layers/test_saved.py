@@ -6,7 +6,6 @@ import copy
 import pickle
 import subprocess
 import sys
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -20,6 +19,7 @@ from normalnorm.layers.core import Rule
 from normalnorm.theory.gaussianizers import Chain, Tail
 from normalnorm.theory.gradient import Gaussianizer, Identity, Power
 from tests.peers import installed
+from tests.refusals import refusals
 from tools.homes import SMALL
 
 
@@ -50,6 +50,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("how", ["state", "torch", "safetensors", "half"])
 def test_what_is_rebuilt_is_what_was_saved(settings, how, tmp_path):
@@ -64,9 +65,7 @@ def test_what_is_rebuilt_is_what_was_saved(settings, how, tmp_path):
         safetensors.save_file(model.state_dict(), state)
     elif how == "half":  # no rule is rounded
         state = model.half().state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = load_converted(network(), state)
+    again = load_converted(network(), state)
     assert str(again) == str(model)
     assert torch.equal(again.eval()(U), model.float()(U))
     other = to_normality(network(), alpha=0.1)
@@ -78,12 +77,11 @@ def test_what_is_rebuilt_is_what_was_saved(settings, how, tmp_path):
         assert torch.equal(other.eval()(U), model(U))
 
 
+@pytest.mark.filterwarnings("error")
 def test_plain_and_converted_states():
     plain, model = network().eval(), converted()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loaded = to_normality(network()).eval()
-        loaded.load_state_dict(plain.state_dict())
+    loaded = to_normality(network()).eval()
+    loaded.load_state_dict(plain.state_dict())
     assert (loaded[1].running_lambda == 1).all()
     with pytest.raises(RuntimeError, match=r'key\(s\).*"5._extra_state"'):
         plain.load_state_dict(model.state_dict())
@@ -110,24 +108,21 @@ def test_plain_and_converted_states():
     ],
     ids=str,
 )
-def test_a_layer_keeps_its_rule_and_says_so(changed, differs):
+def test_a_layer_keeps_its_rule_and_says_so(changed, differs, recwarn):
     layer = to_normality(nn.LayerNorm(4), **changed)
     state, before = to_normality(nn.LayerNorm(4)).state_dict(), str(layer)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        layer.load_state_dict(state)
+    layer.load_state_dict(state)
     assert str(layer) == before
-    assert [("keeps its rule" in str(w.message)) for w in said] == [
+    assert [("keeps its rule" in str(w.message)) for w in recwarn] == [
         True
     ] * differs
 
 
+@pytest.mark.filterwarnings("error")
 def test_what_computes_the_same_is_no_other_rule():
     state = to_normality(nn.LayerNorm(4), alpha=0.0).state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer = to_normality(nn.LayerNorm(4), gaussianizer=Identity())
-        layer.load_state_dict(state)
+    layer = to_normality(nn.LayerNorm(4), gaussianizer=Identity())
+    layer.load_state_dict(state)
     assert layer.gaussianizer == Identity()
 
 
@@ -242,19 +237,16 @@ def test_what_does_not_fit():
         to_normality(nn.LayerNorm(4)).load_state_dict(made.state_dict())
 
 
-@pytest.mark.parametrize(
-    "text",
+test_a_text_that_is_no_rule_runs_nothing = refusals(
     [
-        "Rule(",
-        "Power()",
-        "Rule(open('x'))",
-        "Rule(eps=Gaussianizer)",
-        "Rule(3, d=1)",
+        ("Rule(", "is not a rule"),
+        ("Power()", "is not a rule"),
+        ("Rule(open('x'))", "is not a rule"),
+        ("Rule(eps=Gaussianizer)", "is not a rule"),
+        ("Rule(3, d=1)", "is not a rule"),
     ],
+    Rule.parse,
 )
-def test_a_text_that_is_no_rule_runs_nothing(text):
-    with pytest.raises(ValueError, match="is not a rule"):
-        Rule.parse(text)
 
 
 ANOTHER_PROCESS = """

@@ -360,11 +360,6 @@ def test_batches_that_count_in_all_processes(saved):
             assert momentum is not None or found["mean"] < 1e-12, (kind, found)
 
 
-def test_several_newton_steps_have_no_synchronized_form():
-    with pytest.raises(NotImplementedError, match="steps=2"):
-        normalnorm.SyncDecorrelatedBatchNormalNorm(5, steps=2)
-
-
 def test_an_over_of_all_processes_tells_inputs_apart(monkeypatch):
     """Variance and mean are those of what is asked for, not of the input it was
     made of, unless that is asked for by name; one process, without exchange.

@@ -12,8 +12,9 @@ from torch.nn.utils import fusion
 
 from normalnorm.layers.folding import fold
 from normalnorm.layers.guards import lies_last
-from tests.layers.steps import step
+from tests.layers.steps import refusals, step
 from tests.state.record import exported
+from tests.toys import Of
 from tools.rows import trials
 
 C = exported()
@@ -91,9 +92,9 @@ def test_a_layer_is_traced_in_training(name):
             torch.manual_seed(batch)
             found.append(again(step, module, torch.rand(batch, 4, 5, 6)))
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    averages = dict(traced.named_buffers())
-    for name, value in layer.named_buffers():
-        torch.testing.assert_close(averages[name], value, **CLOSE)
+    torch.testing.assert_close(
+        dict(traced.named_buffers()), dict(layer.named_buffers()), **CLOSE
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -133,22 +134,23 @@ def test_scripting_is_refused_in_words(layer, where):
         torch.jit.script(model)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "name, make",
-    [
-        (
-            "FoldedNormality",
-            lambda: C["FoldedNormality"](torch.full((4,), 0.5)),
-        ),
-        ("ProxyNorm", lambda: C["ProxyNorm"](4, nn.ReLU())),
-        ("PreLayerNormLinear", lambda: C["PreLayerNormLinear"](4, 3)),
-        ("RegNormConv2d", lambda: C["RegNormConv2d"](4, 3, 1)),
-    ],
+test_scripting_of_what_has_no_row_is_refused_too = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)(
+    refusals(
+        [
+            (name, arguments, f"given a {name},.*torch.export")
+            for name, arguments in (
+                ("FoldedNormality", (torch.full((4,), 0.5),)),
+                ("ProxyNorm", (4, nn.ReLU())),
+                ("PreLayerNormLinear", (4, 3)),
+                ("RegNormConv2d", (4, 3, 1)),
+            )
+        ],
+        lambda name, of: torch.jit.script(nn.Sequential(C[name](*of))),
+        RuntimeError,
+    )
 )
-def test_scripting_of_what_has_no_row_is_refused_too(name, make):
-    with pytest.raises(RuntimeError, match=f"given a {name},.*torch.export"):
-        torch.jit.script(nn.Sequential(make()))
 
 
 # ---- torch.fx ---------------------------------------------------------------
@@ -169,22 +171,15 @@ def test_fx_takes_a_layer_as_one(name):
         traced.load_state_dict(model.state_dict())
         found = again(traced.train(training), u), again(other, u)
         torch.testing.assert_close(*found, rtol=0, atol=0)
-        for a, b in zip(
-            traced.state_dict().values(), other.state_dict().values()
-        ):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
+        torch.testing.assert_close(
+            traced.state_dict(), other.state_dict(), rtol=0, atol=0
+        )
 
 
 def test_fx_takes_names_of_arguments():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = C["LayerNormalNorm"](6)
-
-        def forward(self, x):
-            return self.norm(input=x)
-
-    model, u = Model().eval(), images()
+    norm = C["LayerNormalNorm"](6)
+    model = Of(lambda own, x: own.norm(input=x), norm=norm).eval()
+    u = images()
     torch.testing.assert_close(fx.symbolic_trace(model)(u), model(u))
 
 
@@ -244,8 +239,7 @@ def test_a_training_step_does_not_change_an_earlier_gradient(name, dtype):
         found.append(
             torch.autograd.grad(out.sin().sum(), [u, *twin.parameters()])
         )
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 # ---- vmap -------------------------------------------------------------------

@@ -99,7 +99,6 @@ def test_the_transform_is_the_identity_in_large_units():
 
 
 def test_bmlv_of_unequal_samples_with_epsilon():
-    torch.manual_seed(0)
     mixed = torch.randn(5, 9, dtype=torch.float64)
     cov = mixed @ mixed.T
     cov = cov / cov.diagonal().mean()
@@ -319,7 +318,6 @@ def test_correlations_may_be_off_by_a_rounding():
 )
 def test_the_field_of_unequal_images_with_epsilon(norm, group):
     "Drawn channels; one image has most of the power, at one of its positions."
-    torch.manual_seed(0)
     mixed = torch.randn(6, 8, dtype=torch.float64)
     mixed[0] *= 4
     mixed[3:] /= 2
