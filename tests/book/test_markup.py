@@ -250,5 +250,8 @@ def test_nothing_of_a_chapter_is_lost():
 
 
 def test_an_unknown_piece_is_refused():
-    with pytest.raises(AttributeError, match="object"):
-        markup.Writer().write([object()])
+    class Unknown:
+        pass
+
+    with pytest.raises(AttributeError, match="unknown"):
+        markup.Writer().write([Unknown()])

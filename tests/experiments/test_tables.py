@@ -192,6 +192,12 @@ def test_run_again_with_fresh_seeds(tmp_path, capsys):
     assert len(recorded.rows) == 8
 
 
+@pytest.mark.parametrize("shift, held", [(-0.2, 0), (0.0, 1), (0.2, 0)])
+def test_a_contrast_held_where_the_change_may_be_none(shift, held):
+    change = summarize([shift])._replace(low=shift - 0.1, high=shift + 0.1)
+    assert tables.Rerun(PLANTED.primary[0], change, change, change).held == held
+
+
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_the_mirrored_control_is_the_transform_of_minus_h(backend):
     "ψ(h; 2 − λ̂) = −ψ(−h; λ̂): result, gradient, average, and after loading."
