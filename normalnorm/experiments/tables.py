@@ -731,8 +731,9 @@ def _one_line_each(recipe: Recipe, scale: str, out: Path) -> list[list[str]]:
 
 def overview(out: Path | str | None = None) -> str:
     """All recipes, what they state before their runs, what came out and what
-    came out again with fresh seeds, as a table in Markdown; those at scale
-    "smoke" are left out, for they say nothing.
+    came out again with fresh seeds, as a table in Markdown: those with a stated
+    contrast and rows first, those that were not run last. The scale "smoke" is
+    left out, for it says nothing.
 
     `out`: the folder of results.
 
@@ -743,6 +744,14 @@ def overview(out: Path | str | None = None) -> str:
         True
     """
     out = Path(out or default_out())
+    lines = [
+        line
+        for recipe in recipes().values()
+        for scale in recipe.scales
+        if scale != "smoke"
+        for line in _one_line_each(recipe, scale, out)
+    ]
+    lines.sort(key=lambda line: (line[2] == "not run yet", not line[5]))
     return markdown(
         [
             "recipe",
@@ -753,13 +762,7 @@ def overview(out: Path | str | None = None) -> str:
             "verdict",
             "fresh seeds",
         ],
-        [
-            line
-            for recipe in recipes().values()
-            for scale in recipe.scales
-            if scale != "smoke"
-            for line in _one_line_each(recipe, scale, out)
-        ],
+        lines,
     )
 
 
