@@ -355,7 +355,13 @@ class Recipe:
         return (len(self.compare) + 3 * len(self.switches)) * len(self.outcomes)
 
     def less_is_better(self, metric: str) -> bool:
-        "Of a loss, and what `lower` names."
+        """Whether it is of a metric: of a loss, and of what `lower` names.
+
+        Example:
+
+            >>> find("one-factor-rate").less_is_better("steps")
+            True
+        """
         return "loss" in metric or metric in self.lower
 
     def seeds_at(self, scale: str) -> range:
@@ -452,9 +458,11 @@ class Recipe:
         return self.scales[scale]
 
     def changed(self, changes: Mapping[str, Any]) -> "Recipe":
-        """The recipe with other values at places of its configurations, such as
-        {"train.precision": "bf16-mixed"}, in all arms and at all scales. Its
-        runs are other runs, with hashes of their own.
+        """The recipe with other values at places of its configurations, in all
+        arms and at all scales. Its runs are other runs, with hashes of their
+        own.
+
+        `changes`: place → value, such as {"train.precision": "bf16-mixed"}.
 
         Raises `UnknownName` for a place that a configuration does not have,
         and that is no field of `Settings` under "train"; `ValueError` for one

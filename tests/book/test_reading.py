@@ -20,6 +20,7 @@ FAR = 30
 # Chapters without a picture that early, and what they open with.
 NO_PICTURE = {
     "005_should_i_use_it": "one table, on one screen",
+    "598_what_was_stated": "one table of all experiments",
     "285_proxy_in_the_kernel": "C++ of 410 and 415, which have the figures",
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",

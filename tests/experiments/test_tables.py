@@ -263,7 +263,7 @@ def test_other_settings_are_other_runs(tmp_path, capsys):
     "given, said",
     [
         ("train.lrr=1", "have no 'train.lrr': did you mean lr"),
-        ("trian.lr=1", "have no 'trian.lr': did you mean train"),
+        ("trains.lr=1", "have no 'trains.lr': did you mean train"),
         ("images.few=1", "have no 'images.few'"),
         ("train.lr=-1", "expected lr > 0; given lr=-1"),
         ("train.lr", "'train.lr' was given, expected PLACE=VALUE"),
