@@ -196,6 +196,11 @@ def _fashion(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+def _stands_in(name: str) -> bool:
+    "Whether the shipped subset is read in place of this set."
+    return name == _UNSEEN.name and not fashion_folder().is_dir()
+
+
 def read(name: str, split: str, first: int | None = None) -> Tensors:
     """One split as `Tensors`: images float32 of shape (N, 1, 28, 28),
     standardized, labels int64; see `dataset`.
@@ -209,7 +214,7 @@ def read(name: str, split: str, first: int | None = None) -> Tensors:
         Traceback (most recent call last):
         ValueError: no split is called 'valid': did you mean validation, train?
     """
-    if name == _UNSEEN.name and not fashion_folder().is_dir():
+    if _stands_in(name):
         warnings.warn(
             f"{name} is not here, so the shipped subset is read in its place, "
             f"whose images have been looked at: {_cure()}",
@@ -235,8 +240,11 @@ class _Fashion(Source):
     "Another set is read where the files are missing, and has its own hash."
 
     def fingerprint(self, name: str) -> str:
-        there = name != _UNSEEN.name or fashion_folder().is_dir()
-        return super().fingerprint(name) if there else data_hash("fashion")
+        return (
+            data_hash("fashion")
+            if _stands_in(name)
+            else super().fingerprint(name)
+        )
 
 
 SOURCE = _Fashion(read, _INFO, _UNSEEN)

@@ -211,6 +211,18 @@ class Detectable(NamedTuple):
     difference: float
 
 
+def _holder(config: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+    """The dictionary in which a place such as "train.lr" lies, and its name
+    there; `KeyError` where there is no such dictionary.
+    """
+    *path, last = place.split(".")
+    for key in path:
+        config = config[key]
+        if not isinstance(config, dict):
+            raise KeyError(key)
+    return config, last
+
+
 @dataclass(frozen=True)
 class Recipe:
     """An experiment.
@@ -476,25 +488,22 @@ class Recipe:
                     f"{place} is tried by the grid of {self.name}: it cannot "
                     "have one value"
                 )
-            *path, last = place.split(".")
             for config in (
                 c for arms in scales.values() for c in arms.values()
             ):
-                inner, known = config, set(config)
-                for depth, key in enumerate([*path, last]):
-                    if not isinstance(inner, dict) or key not in known:
-                        raise UnknownName(
-                            f"the configurations of {self.name} have no "
-                            f"{place!r}: {near(key, known)}"
-                        )
-                    if depth < len(path):
-                        inner = inner[key]
-                        known = set(inner) if isinstance(inner, dict) else set()
-                        if key == "train":
-                            known |= fields
+                try:
+                    inner, last = _holder(config, place)
+                except KeyError:
+                    inner, last = config, place.split(".")[0]
+                known = {*inner, *(fields if place[:6] == "train." else ())}
+                if last not in known or inner is config and "." in place:
+                    raise UnknownName(
+                        f"the configurations of {self.name} have no "
+                        f"{place!r}: {near(last, known)}"
+                    )
                 inner[last] = value
-                if path == ["train"] and config["train"]:
-                    Settings(**config["train"])
+                if inner is config.get("train"):
+                    Settings(**inner)
         return dataclasses.replace(self, scales=scales)
 
     def settings(
@@ -513,10 +522,7 @@ class Recipe:
         for values in itertools.product(*grid.values()):
             config = json.loads(json.dumps(self.arms(scale)[arm]))
             for place, value in zip(grid, values):
-                *path, last = place.split(".")
-                inner = config
-                for key in path:
-                    inner = inner[key]
+                inner, last = _holder(config, place)
                 inner[last] = value
             found.append((dict(zip(grid, values)), config))
         return found

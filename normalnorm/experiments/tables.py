@@ -24,6 +24,7 @@ __all__ = [
     "overview",
     "printed_table",
     "stated",
+    "stated_contrasts",
     "report",
     "compare",
     "obstacle",
@@ -300,8 +301,8 @@ class Effects:
             >>> found.estimate(("BN", "BNN"), "test_last").low > 0
             True
         """
-        kept, by_image = _BY_IMAGE.get(metric, ("", None))
-        if not all(kept in row for row in self.rows):
+        kept, by_image = _BY_IMAGE.get(metric, (metric, None))
+        if by_image is None or not all(kept in row for row in self.rows):
             return self(of, metric, level)
         return crossed_interval(self.values(of, by_image), level)
 
@@ -884,8 +885,19 @@ def stated(name: Recipe | str, scale: str) -> str:
     )
 
 
-def _primary(recipe: Recipe, found: list[dict[str, Any]]) -> str:
-    "The verdicts on the stated contrasts, as a table; empty without any."
+def stated_contrasts(recipe: Recipe, found: list[dict[str, Any]]) -> str:
+    """The verdicts on the contrasts that a recipe states, as a table in
+    Markdown (`Effects.primary`); empty where there are none.
+
+    `found`: rows, such as `rows` returns.
+
+    Example:
+
+        >>> recipe = find("proxy-norm")
+        >>> told = stated_contrasts(recipe, effects(recipe).rows)
+        >>> told.splitlines()[2].split("|")[1].strip()
+        'GN+PN − GN'
+    """
     judged = Effects(found, recipe).primary()
     if not judged:
         return ""
@@ -1002,7 +1014,7 @@ def report(
                 *filter(None, [stated(recipe, scale)]),
                 caption(recipe, scale, several),
                 table(recipe, several, paper=True),
-                *filter(None, [_primary(recipe, several)]),
+                *filter(None, [stated_contrasts(recipe, several)]),
             ]
             setting = lambda arm: next(
                 row["setting"] for row in several if row["arm"] == arm

@@ -48,8 +48,8 @@ PLANTED = Recipe(
 
 
 def planted(effect, generator, seeds=16, images=400, fit=100.0):
-    """Rows of three arms: the first two differ by so many bounds from the
-    third one's rivals, in accuracy and, downwards, in loss.
+    """Rows of three arms: b and c are so many bounds above a in accuracy, and
+    below it in loss.
     """
     hard = generator.normal(0.8, 0.05, images)
     found = []
@@ -198,11 +198,12 @@ def test_a_contrast_held_where_the_change_may_be_none(shift, held):
     assert tables.Rerun(PLANTED.primary[0], change, change, change).held == held
 
 
+@pytest.mark.filterwarnings("error:.*keeps its rule")
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_the_mirrored_control_is_the_transform_of_minus_h(backend):
     "ψ(h; 2 − λ̂) = −ψ(−h; λ̂): result, gradient, average, and after loading."
     u = torch.randn(40, 3).exp().requires_grad_()
-    layers = [norms("batch", name, 0.0)(3) for name in ("mirrored", "mirrored")]
+    layers = [norms("batch", "mirrored", 0.0)(3) for _ in range(2)]
     assert isinstance(norms("batch", True, 0.4)(3).gaussianizer, Power)
     k = (u - u.mean(0)) / (u.var(0, correction=0) + 1e-5).sqrt()
     (lmbda,) = Power().estimate(k.detach(), Over(0))
