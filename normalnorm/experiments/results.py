@@ -253,14 +253,17 @@ class Recipe:
     `grid`: arm → the values that are tried, by the place in the configuration:
     `{"BN": {"train.lr": (0.03, 0.1)}}`. All combinations are run with all
     seeds; tables show the one with the best mean of the metric `choose` (of the
-    validation split; the largest). Arms that are compared have the same grid,
-    or none. `tuned`: in words, what was chosen by other runs than these; it
-    stands in captions. `tuned_on`: the split that judged what was tuned, in
-    these runs or others: "nothing", "validation" or "unknown".
+    validation split; the largest). `tuning`: scale → seeds of the grid's own:
+    then all combinations are run with these, the best one alone with the
+    scale's seeds, and tables show the latter. Arms that are compared have the
+    same grid, or none. `tuned`: in words, what was chosen by other runs than
+    these; it stands in captions. `tuned_on`: the split that judged what was
+    tuned, in these runs or others: "nothing", "validation" or "unknown".
 
     Raises `ValueError` where compared arms differ in their grids, where
-    `compare`, `grid`, `paper` or `switches` name an arm that is not there, and
-    where a primary contrast is none of the comparisons.
+    `compare`, `grid`, `paper` or `switches` name an arm that is not there,
+    where a primary contrast is none of the comparisons, and where a scale's
+    seeds are among those that tune.
 
     Example:
 
@@ -304,6 +307,7 @@ class Recipe:
     cost: dict[str, str] = field(default_factory=dict)
     paper: dict[str, Published] = field(default_factory=dict)
     grid: dict[str, dict[str, tuple]] = field(default_factory=dict)
+    tuning: dict[str, range] = field(default_factory=dict)
     choose: str = "validation_last"
     tuned: str = ""
     tuned_on: str = ""
@@ -345,6 +349,12 @@ class Recipe:
                     f"contrast {contrast} is none of the "
                     "comparisons: add it to `compare` and "
                     "`compared`"
+                )
+        for scale, seeds in self.tuning.items():
+            if both := set(seeds) & set(self.seeds_at(scale)):
+                raise ValueError(
+                    f"the recipe {self.name}: the seeds {sorted(both)} tune "
+                    f"scale {scale} and are its own: give `tuning` others"
                 )
         if self.tuned_on not in ("", *TUNED_ON):
             raise ValueError(
@@ -526,6 +536,22 @@ class Recipe:
                 inner[last] = value
             found.append((dict(zip(grid, values)), config))
         return found
+
+    def runs(self, scale: str, arm: str, seeds: int) -> int:
+        """How many runs of an arm there are with so many seeds.
+
+        Example:
+
+            >>> find("language-recurrent").runs("book", "LN", 5)
+            15
+        """
+        points = len(self.settings(scale, arm))
+        tuning = self.tuning.get(scale)
+        return (
+            points * len(tuning) + seeds
+            if tuning and self.grid.get(arm)
+            else points * seeds
+        )
 
 
 # %% ../../nbs/760_experiments.results.ipynb #0e3de6c4
@@ -844,14 +870,16 @@ def pack_losses(losses: Tensor) -> dict[str, Any]:
     """A loss for each example, as text: halves (to 0.05 %), compressed by zlib.
     Returns "count" and, in base 64, "halves".
 
-    `losses`: in nats, of shape (examples,), below 65 520.
+    `losses`: in nats, of shape (examples,); the largest half is 65 504, and so
+    are those above it.
 
     Example:
 
-        >>> unpack_losses(pack_losses(torch.tensor([0.5, 2.0])))
-        tensor([0.5000, 2.0000])
+        >>> unpack_losses(pack_losses(torch.tensor([0.5, 2.0, 1e6])))
+        tensor([5.0000e-01, 2.0000e+00, 6.5504e+04])
     """
-    halves = losses.cpu().numpy().astype("<f2").tobytes()
+    largest = torch.finfo(torch.float16).max
+    halves = losses.clamp(max=largest).cpu().numpy().astype("<f2").tobytes()
     return {
         "count": len(losses),
         "halves": base64.b64encode(zlib.compress(halves, 9)).decode(),
@@ -1352,14 +1380,39 @@ def _one_draw(found: dict[Path, dict[str, Any]]) -> None:
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0dea
+def _chosen(
+    recipe: Recipe, scale: str, arm: str, found: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The setting of an arm's grid with the best mean of `choose`, over the
+    seeds that tune, or over those that all settings have; None without any.
+    """
+    tuning = set(recipe.tuning.get(scale, ()))
+    points = [setting for setting, _ in recipe.settings(scale, arm)]
+    scores: list[dict[int, float]] = [
+        {
+            row["seed"]: row["metrics"][recipe.choose]
+            for row in found
+            if row["arm"] == arm and row["setting"] == point
+        }
+        for point in points
+    ]
+    common = set.intersection(*map(set, scores))
+    if tuning:
+        common = tuning if tuning <= common else set()
+    mean = lambda at: sum(scores[at][seed] for seed in common)
+    return points[max(range(len(points)), key=mean)] if common else None
+
+
 def selected(
     recipe: "Recipe | str", found: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Of the rows of arms with a grid, those of the setting with the best mean
     of the recipe's `choose`; rows of other arms as they are.
 
-    Only seeds that all settings of the arm have finished count for the choice;
-    where there are none, nothing is chosen and the arm has no rows.
+    Where the scale has seeds that tune, these choose, once all settings have
+    them, and are not among the rows that are returned. Otherwise the seeds that
+    all settings of the arm have finished choose. Where there are none, nothing
+    is chosen and the arm has no rows.
 
     `found`: rows, such as `rows` returns.
 
@@ -1373,26 +1426,14 @@ def selected(
     for arm in dict.fromkeys(row["arm"] for row in found):
         mine = [row for row in found if row["arm"] == arm]
         if recipe.grid.get(arm):
-            points = {
-                json.dumps(setting, sort_keys=True)
-                for setting, _ in recipe.settings(mine[0]["scale"], arm)
-            }
-            by = {
-                point: {
-                    row["seed"]: row
-                    for row in mine
-                    if json.dumps(row["setting"], sort_keys=True) == point
-                }
-                for point in sorted(points)
-            }
-            common = set.intersection(*(set(of) for of in by.values()))
-            best = max(
-                by,
-                key=lambda point: sum(
-                    by[point][seed]["metrics"][recipe.choose] for seed in common
-                ),
-            )
-            mine = [row for seed, row in sorted(by[best].items()) if common]
+            scale = mine[0]["scale"]
+            best = _chosen(recipe, scale, arm, mine)
+            mine = [
+                row
+                for row in mine
+                if row["setting"] == best
+                and row["seed"] not in recipe.tuning.get(scale, ())
+            ]
         kept += mine
     return kept
 
@@ -1664,7 +1705,9 @@ def plan(
     arms: Iterable[str] | None = None,
 ) -> list[Job]:
     """The jobs of a recipe at a scale, finished or not, in the order in which
-    they are done: seeds first, then arms, then settings of a grid.
+    they are done: seeds first, then arms, then settings of a grid. Where a
+    scale has seeds that tune, these come first; the others are planned once
+    they have chosen.
 
     Arguments and errors as for `run_recipe`. Nothing is run or written. Unless
     `arms` are named, those whose data are missing are left out, see `left_out`.
@@ -1711,9 +1754,20 @@ def plan(
     if missing and (named or not prints):
         raise next(iter(missing.values()))
     arms = [arm for arm in arms if configs[arm]["data"] in prints]
-    for seed in chosen:
+    tuning = recipe.tuning.get(scale, ())
+    tuned = {arm for arm in arms if tuning and recipe.grid.get(arm)}
+    there = scan(recipe, scale, out).rows if tuned else {}
+    known = list(current(recipe, scale, there).values())
+    best = {arm: _chosen(recipe, scale, arm, known) for arm in tuned}
+    for seed in dict.fromkeys([*tuning, *chosen]):
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
+                if (
+                    setting != best.get(arm, setting)
+                    if seed not in tuning
+                    else arm not in tuned
+                ):
+                    continue
                 key = identity(
                     recipe.name, arm, config, seed, prints[config["data"]]
                 )
@@ -1979,4 +2033,6 @@ def run_recipe(
             row = perform(job, device, progress, wait)
             if row is not None:
                 done[number] = row
+    if len(plan(name, scale, seeds, out, arms)) > len(jobs):  # now chosen
+        return run_recipe(name, scale, seeds, out, device, progress, arms)
     return [done[number] for number in range(len(jobs))]

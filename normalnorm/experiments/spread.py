@@ -379,4 +379,8 @@ def spread(
                 for what, labels in alike.items()
             )
         )
+    if len(plan(name, scale, seeds, out, arms)) > len(todo):  # now chosen
+        return spread(
+            name, scale, seeds, out, arms, jobs, device, progress, ray, attempts
+        )
     return [read_row(job.path) for job in todo]

@@ -214,7 +214,14 @@ def caption(
     if grids:
         tuning = (f"{recipe.tuned}. " if recipe.tuned else "") + (
             "Tuned on the validation split, by the mean of "
-            f"{recipe.choose}, over the same grid in arms that are compared: "
+            f"{recipe.choose}"
+            + (
+                f" over seeds {_seeds(recipe.tuning[scale])}, which are not "
+                "shown"
+                if scale in recipe.tuning
+                else ""
+            )
+            + ", over the same grid in arms that are compared: "
             f"`{'`; `'.join(sorted(grids))}`"
         )
     untuned = [arm for arm in by if grids and not recipe.grid.get(arm)]
@@ -1394,16 +1401,13 @@ def forecast(
     recipe = find(name)
     in_the_way = obstacle(recipe, scale, seeds, out, arms)
     if in_the_way:
-        points = {
-            arm: len(recipe.settings(scale, arm))
-            for arm in arms or recipe.arms(scale)
-        }
-        own = recipe.seeds_at(scale)
+        own, named = recipe.seeds_at(scale), list(arms or recipe.arms(scale))
         count = (
             seeds
             if isinstance(seeds, int)
             else len(list(own if seeds is None else seeds))
         )
+        runs = sum(recipe.runs(scale, arm, count) for arm in named)
         return "\n\n".join(
             filter(
                 None,
@@ -1411,8 +1415,8 @@ def forecast(
                     f"{recipe.name}, scale {scale}: cannot be run here: "
                     f"{in_the_way}",
                     stated(recipe, scale),
-                    f"It would be {sum(points.values()) * count} runs: "
-                    f"{count} seeds of each setting of {'; '.join(points)}. "
+                    f"It would be {runs} runs with {count} seeds of "
+                    f"{'; '.join(named)}. "
                     "The recipe's own estimate: "
                     f"{recipe.cost.get(scale, 'none')}",
                 ],
@@ -1495,19 +1499,16 @@ def listing(out: Path | str | None = None) -> str:
                 current(recipe, scale, scan(recipe, scale, out).rows).values()
             )
             known, arms = _medians(found), recipe.arms(scale)
-            points = {arm: len(recipe.settings(scale, arm)) for arm in arms}
-            measured = (
-                f"{_time(sum(known[arm] * points[arm] for arm in known))} a "
-                "seed"
-                if known
-                else ""
-            )
+            own = len(recipe.seeds_at(scale))
+            runs = {arm: recipe.runs(scale, arm, own) for arm in arms}
+            each = sum(known[arm] * runs[arm] for arm in known) / own
+            measured = f"{_time(each)} a seed" if known else ""
             measured += (
                 f" ({len(known)} of {len(arms)} arms)"
                 if 0 < len(known) < len(arms)
                 else ""
             )
-            wanted = len(recipe.seeds_at(scale)) * sum(points.values())
+            wanted = sum(runs.values())
             of = "; ".join(
                 dict.fromkeys(
                     published.what for published in recipe.paper.values()
@@ -1596,8 +1597,8 @@ def timed(
     recipe, body, total = find(name), [], 0.0
     seeds = len(recipe.seeds_at(scale))
     for arm in arms or recipe.arms(scale):
-        points = recipe.settings(scale, arm)
-        _, config = points[0]
+        (_, config), *_ = recipe.settings(scale, arm)
+        count = recipe.runs(scale, arm, seeds)
         if not config.get("train"):
             raise ValueError(
                 f"{arm} of {recipe.name} has no training settings, so its "
@@ -1616,14 +1617,14 @@ def timed(
         }
         outcome = recipe.run(config, seed=0, arm=arm, device=device)
         each = outcome["history"][-1]["seconds"] / steps
-        whole = each * needed * len(points) * seeds
+        whole = each * needed * count
         total += whole
         body.append(
             [
                 arm,
                 f"{1000 * each:.1f}",
                 str(needed),
-                f"{len(points)} × {seeds}",
+                str(count),
                 _time(whole),
             ]
         )

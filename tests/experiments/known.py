@@ -17,6 +17,13 @@ def known_numbers(config, seed, arm, **_):
     return {"metrics": {"score": KNOWN[arm][seed % 4]}}
 
 
+def best_at_two_first(config, seed, **_):
+    "On validation: x = 2 for the seeds 0 to 9, x = 3 for those above."
+    best = 2 if seed < 10 else 3
+    judged = -abs(config["x"] - best)
+    return {"metrics": {"score": float(seed), "validation_last": judged}}
+
+
 def known_recipe(run=known_numbers, **more):
     configs = {arm: {"data": "digits", "arm": arm} for arm in KNOWN}
     fields = {

@@ -2,6 +2,7 @@
 tables with known answers; the command line.
 """
 
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -33,6 +34,7 @@ from normalnorm.experiments.statistics import contrast
 from tests.experiments.known import (
     KNOWN,
     ROOT,
+    best_at_two_first,
     known_numbers,
     known_recipe,
     printed,
@@ -840,6 +842,39 @@ def test_how_settings_were_chosen_is_said(tmp_path):
     )
 
 
+@pytest.mark.parametrize("run", [results.run_recipe, spread.spread])
+def test_seeds_of_their_own_choose_the_setting(tmp_path, run):
+    """All settings with them, then the chosen one alone with the others; it is
+    best for the first of them, and would not be for the seeds that are shown.
+    """
+    grid = {arm: {"x": (1, 2, 3)} for arm in "ab"}
+    recipe = dataclasses.replace(
+        known_recipe(best_at_two_first, scales=_tuned({}).scales, grid=grid),
+        seeds={"smoke": range(10, 13)},
+        tuning={"smoke": range(2)},
+    )
+    assert recipe.runs("smoke", "a", 3) == 9
+    count = len(results.plan(recipe, "smoke", out=tmp_path))
+    assert count == 12  # what is chosen is not known yet
+    found = run(recipe, "smoke", out=tmp_path)
+    assert len(found) == 18
+    shown = results.rows(recipe, "smoke", tmp_path)
+    assert [
+        (row["arm"], row["seed"], row["setting"]["x"]) for row in shown
+    ] == [(arm, seed, 2) for arm in "ab" for seed in (10, 11, 12)]
+    assert "validation_last over seeds 0–1, which are not shown, over" in told(
+        recipe, tmp_path
+    )
+    # what is to be done before anything chose, and all of it once it has
+    for out, told_of in (
+        ("elsewhere", "12 runs, 0"),
+        (tmp_path, "18 runs, 18"),
+    ):
+        assert told_of in tables.forecast(recipe, "smoke", out=out)
+    with pytest.raises(ValueError, match=r"seeds \[11\] tune scale smoke"):
+        dataclasses.replace(recipe, tuning={"smoke": range(11, 12)})
+
+
 # ---- the paper beside, two of anything, before it runs ----
 
 
@@ -1014,7 +1049,7 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
     status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
     assert (status, err) == (2, "")
     assert "cannot be run here: digits lies elsewhere" in out
-    assert "It would be 8 runs: 4 seeds of each setting of a; b." in out
+    assert "It would be 8 runs with 4 seeds of a; b." in out
 
 
 def test_arms_whose_data_are_missing_are_named_and_the_others_run(

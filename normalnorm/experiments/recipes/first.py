@@ -14,6 +14,7 @@ __all__ = [
     "gaussianity",
     "gamma",
     "instruments",
+    "test_losses",
     "run",
     "four_arms",
     "arms",
@@ -238,15 +239,31 @@ def instruments(
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    "The loss on each image in evaluation mode, in nats: (images,)."
+def test_losses(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> dict[str, Any]:
+    """The loss on each image in evaluation mode, in nats, as a row keeps them
+    (see `pack_losses`).
+
+    `model`: a classifier; `images`, `labels`: of the test set.
+
+    Example:
+
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> images, labels = torch.rand(5, 1, 2, 2), torch.arange(5) % 3
+        >>> kept = test_losses(model, images, labels)
+        >>> kept["count"]
+        5
+    """
     with modes_kept(model):
         model.eval()
-        return torch.cat(
-            [
-                cross_entropy(model(x), y, reduction="none")
-                for x, y in zip(images.split(500), labels.split(500))
-            ]
+        return pack_losses(
+            torch.cat(
+                [
+                    cross_entropy(model(x), y, reduction="none")
+                    for x, y in zip(images.split(500), labels.split(500))
+                ]
+            )
         )
 
 
@@ -342,7 +359,7 @@ def run(
             **own,
         ) | {
             "test_right": pack_bits(outcome["test_right"]),
-            "test_losses": pack_losses(_losses(model, *test)),
+            "test_losses": test_losses(model, *test),
             "gaussianity": {
                 "before": {name: layer["r2"] for name, layer in before.items()},
                 "after": after,
