@@ -886,9 +886,15 @@ def stated(name: Recipe | str, scale: str) -> str:
         for metric, bound in recipe.negligible.items()
     ]
     lines.append(f"tuned on: {recipe.tuned_on or 'not said'}")
+    if scale in recipe.tuning:
+        points = len(recipe.settings(scale, next(iter(recipe.grid))))
+        lines[-1] += (
+            f", by the seeds {_seeds(recipe.tuning[scale])}, with each of "
+            f"{points} settings of an arm"
+        )
     lines += [f"missing: {gap}" for gap in recipe.unstated()]
     return "Stated before the runs:\n" + "\n".join(
-        f"- {line}" for line in lines
+        f"- {line}" for line in dict.fromkeys(lines)
     )
 
 
