@@ -6,6 +6,7 @@ what the paper's runs were."""
 import dataclasses
 import json
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from normalnorm.experiments.recipes import (
     language,
     one_factor,
     proxy,
+    rivals,
     unique,
     wide_nets,
 )
@@ -75,6 +77,42 @@ def test_each_arm_builds_for_its_data(scale, arm):
     with torch.no_grad():
         assert model(torch.randn(2, *shape)).shape == (2, 10)
     assert Settings(**config["train"]).epochs == config["train"]["epochs"]
+
+
+def _acts(layer):
+    "Of a normalizer: the dropout behind it, or ξ, kind and α of its noise."
+    if isinstance(layer, torch.nn.Sequential):
+        return layer[1].p
+    return getattr(layer, "noise", None) and (
+        layer.noise,
+        layer.noise_kind,
+        layer.alpha,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, decay, smoothing, acts",
+    [
+        ("weight decay", 1e-3, 0, None),
+        ("dropout", 5e-4, 0, 0.2),
+        ("Gaussian dropout", 5e-4, 0, (0.6, "dropout", 0.0)),
+        ("label smoothing", 5e-4, 0.2, None),
+        ("noise", 5e-4, 0, (0.8, "scaled", 0.0)),
+        ("noise and transform", 5e-4, 0, (0.8, "scaled", 1.0)),
+    ],
+)
+def test_what_twice_the_strength_of_a_rival_is(
+    kind, decay, smoothing, acts, monkeypatch
+):
+    ran = Mock()
+    monkeypatch.setattr(rivals.first, "run", ran)
+    config = rivals.rivals.arms("book")[kind]
+    rivals.run(config | {"norm": {"kind": kind, "strength": 2.0}}, 3, arm=kind)
+    (config, seed), how = ran.call_args
+    assert (seed, how["arm"]) == (3, kind)
+    assert config["train"]["weight_decay"] == decay
+    assert config["train"].get("label_smoothing", 0) == smoothing
+    assert _acts(how["norms"](**config["norm"])(8)) == acts
 
 
 # ---- what is stated before the runs ----

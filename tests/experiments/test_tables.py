@@ -112,6 +112,12 @@ def test_stated_contrasts_share_the_five_percent():
         assert one.word.endswith(", not fitted")
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_stated_contrast_needs_two_seeds(seeds):
+    found = planted(1, np.random.default_rng(1), seeds).primary()
+    assert len(found) == (4 if seeds == 2 else 0)
+
+
 @pytest.mark.parametrize(
     "fit, said", [(99.0, ""), (98.99, "not fitted"), (None, "fit unknown")]
 )
@@ -186,6 +192,9 @@ def test_run_again_with_fresh_seeds(tmp_path, capsys):
         se = (old.var(ddof=1) / 2 + new.var(ddof=1) / 2) ** 0.5
         torch.testing.assert_close(one.change.se, se)
         assert one.held == (one.change.low <= 0 <= one.change.high)
+        digits = 2 if abs(one.old.mean) > 0.2 else 3
+        for each in (one.old, one.fresh, one.change):
+            assert tables.spelled(each, digits) in said
     held = sum(one.held for one in found)
     assert f"{name}, scale smoke: {held} of 20 held" in said
     # the recorded rows are those of before, and count alone
