@@ -846,29 +846,32 @@ def test_how_settings_were_chosen_is_said(tmp_path):
 def test_seeds_of_their_own_choose_the_setting(tmp_path, run):
     """All settings with them, then the chosen one alone with the others; it is
     best for the first of them, and would not be for the seeds that are shown.
+    An arm without a grid has nothing to tune.
     """
-    grid = {arm: {"x": (1, 2, 3)} for arm in "ab"}
     recipe = dataclasses.replace(
-        known_recipe(best_at_two_first, scales=_tuned({}).scales, grid=grid),
+        known_recipe(best_at_two_first),
+        scales={"smoke": {arm: {"data": "digits", "x": 1} for arm in "abc"}},
+        grid={arm: {"x": (1, 2, 3)} for arm in "ab"},
         seeds={"smoke": range(10, 13)},
         tuning={"smoke": range(2)},
     )
-    assert recipe.runs("smoke", "a", 3) == 9
+    assert [recipe.runs("smoke", arm, 3) for arm in "ac"] == [9, 3]
     count = len(results.plan(recipe, "smoke", out=tmp_path))
-    assert count == 12  # what is chosen is not known yet
-    found = run(recipe, "smoke", out=tmp_path)
-    assert len(found) == 18
+    assert count == 2 * 6 + 3  # what is chosen is not known yet
+    assert len(run(recipe, "smoke", out=tmp_path)) == 21
     shown = results.rows(recipe, "smoke", tmp_path)
-    assert [
-        (row["arm"], row["seed"], row["setting"]["x"]) for row in shown
-    ] == [(arm, seed, 2) for arm in "ab" for seed in (10, 11, 12)]
+    assert [(row["arm"], row["seed"], row["config"]["x"]) for row in shown] == [
+        (arm, seed, x)
+        for arm, x in (("a", 2), ("b", 2), ("c", 1))
+        for seed in (10, 11, 12)
+    ]
     assert "validation_last over seeds 0–1, which are not shown, over" in told(
         recipe, tmp_path
     )
     # what is to be done before anything chose, and all of it once it has
     for out, told_of in (
-        ("elsewhere", "12 runs, 0"),
-        (tmp_path, "18 runs, 18"),
+        ("elsewhere", "15 runs, 0"),
+        (tmp_path, "21 runs, 21"),
     ):
         assert told_of in tables.forecast(recipe, "smoke", out=out)
     with pytest.raises(ValueError, match=r"seeds \[11\] tune scale smoke"):
