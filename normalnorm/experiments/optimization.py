@@ -84,7 +84,10 @@ class Settings:
     is chosen. `evaluation_batch`: examples at a time.
 
     *Arithmetic.* `precision`: as Lightning Fabric names it; `compile`: the name
-    of a backend of `torch.compile` ("inductor", also True), "" for none.
+    of a backend of `torch.compile` ("inductor", also True), "" for none;
+    `channels_last`: weights and images (B, C, H, W) lie in memory with the
+    channels last, as the tensor cores of a GPU want them. The sums are the
+    same, their order may be another.
 
     Raises `ValueError` for names that are not known and for numbers out of
     range.
@@ -130,6 +133,7 @@ class Settings:
     evaluation_batch: int = 500
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         if self.compile is True:
@@ -148,6 +152,10 @@ class Settings:
         for wanted, holds in (
             ("epochs ≥ 1", self.epochs >= 1),
             ("steps ≥ 0", self.steps >= 0),
+            (
+                "channels_last True or False",
+                isinstance(self.channels_last, bool),
+            ),
             ("validate_every ≥ 0", self.validate_every >= 0),
             ("evaluation_batch ≥ 1", self.evaluation_batch >= 1),
             ("batch ≥ 2", self.batch >= 2),

@@ -886,6 +886,16 @@ def _parts(
     yield from ((x.to(device), y.to(device)) for x, y in batches(split, parts))
 
 
+def _channels_last(network: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    "Images with the channels last in memory, for a network that is called."
+    if args[0].ndim != 4:
+        raise ValueError(
+            "channels_last=True is for images (B, C, H, W): these inputs have "
+            f"the shape {tuple(args[0].shape)}"
+        )
+    return (args[0].contiguous(memory_format=torch.channels_last),)
+
+
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
@@ -1489,8 +1499,9 @@ def train(
     Raises `TrainingDiverged` for a loss or weights that are not finite,
     `CheckpointError` for a checkpoint of another run, `ValueError` for fewer
     examples than one batch, class numbers that the model does not have, a
-    penalty that the parameters do not enter, or terms that no penalty takes,
-    `OSError` for a full disk, `ModuleNotFoundError` without Lightning Fabric.
+    penalty that the parameters do not enter, terms that no penalty takes, or
+    inputs that are no images with `channels_last`, `OSError` for a full disk,
+    `ModuleNotFoundError` without Lightning Fabric.
 
     Example:
 
@@ -1516,6 +1527,8 @@ def train(
             "of the mixed precisions"
         )
     model.to(fabric.device)
+    if settings.channels_last:
+        model.to(memory_format=torch.channels_last)
     data = {
         split: as_split(part, fabric.device) for split, part in data.items()
     }
@@ -1526,6 +1539,8 @@ def train(
         else model,
         optimizer,
     )
+    if settings.channels_last:  # on Fabric's wrapper, which ends with the run
+        network.register_forward_pre_hook(_channels_last)
     run = _Run(
         model,
         network,

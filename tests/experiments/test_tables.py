@@ -253,16 +253,19 @@ def test_other_settings_are_other_runs(tmp_path, capsys):
     out, arm = ["--out", str(tmp_path)], ["--arm", "none, ξ = 0"]
     run = ["run", "noise-dose", *arm, *out]
     assert main(run) == 0
-    more = ["--set", "train.lr=0.05"]
+    more = ["--set", "train.lr=0.05", "--set", "train.channels_last=true"]
     assert main([*run, "--dry-run", *more]) == 0
     assert "1 runs, 0 finished" in capsys.readouterr().out
     assert main([*run, "--set", "train.compile=true", "--dry-run"]) == 0
-    changed = noise_dose.changed({"train.lr": 0.05})
+    changed = noise_dose.changed(
+        {"train.lr": 0.05, "train.channels_last": True}
+    )
     assert main([*run, *more]) == 0
     both = scan("noise-dose", "smoke", tmp_path).rows.values()
     assert len({row["hash"] for row in both}) == 2
     (row,) = rows(changed, "smoke", tmp_path)
     assert row["config"]["train"]["lr"] == 0.05
+    assert row["config"]["train"]["channels_last"] is True
     (old,) = rows(noise_dose, "smoke", tmp_path)
     assert "lr" not in old["config"]["train"]
     told = capsys.readouterr().out

@@ -145,6 +145,7 @@ def resumed(after, file, data=SMALL, model=None, **given):
             {},
         ),
         ({}, 1, {"perturb": shifted}),
+        ({"channels_last": True, "average": "ema"}, 2, {}),
     ],
 )
 def test_interrupted_run_ends_as_an_uninterrupted_one(
@@ -412,6 +413,7 @@ test_wrong_settings_are_refused = refusals(
             {"clip_norm": math.inf},
             {"clip_value": math.nan},
             {"clip_norm": 1.0, "clip_value": 1.0},
+            {"channels_last": "True"},
         )
     ],
     lambda wrong: Settings(**{"epochs": 1, **wrong}),
@@ -546,6 +548,30 @@ def test_callbacks_come_when_they_should_and_change_nothing(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormalNorm2d])
+def test_channels_last_is_the_same_run_in_another_layout(norm):
+    "Of images and weights, at each convolution of three by three."
+    colour = {
+        split: (x.repeat(1, 3, 1, 1), y) for split, (x, y) in SMALL.items()
+    }
+    losses = []
+
+    def look(module, args):
+        for of in (*args, module.weight):
+            assert of.is_contiguous(memory_format=torch.channels_last) == last
+            assert of.is_contiguous() != last
+
+    for last in (False, True):
+        with seeded("weights", 0):
+            model = models.SmallResNet(channels=3, stem_stride=1, norm=norm)
+        for module in model.modules():
+            if getattr(module, "kernel_size", 0) == (3, 3):
+                module.register_forward_pre_hook(look)
+        outcome = train(model, colour, replace(SHORT, channels_last=last))
+        losses.append([e["train_loss"] for e in outcome["history"]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def _linear():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -654,6 +680,7 @@ test_what_cannot_be_trained_is_refused = refusals(
         ({"steps": 4}, {}, "do not fill steps=4 batches of 16"),
         ({}, _part(X, Y + 3), "with 10 classes: give the model classes=13"),
         ({}, _part(X, Y[1:]), "50 inputs and 49 targets"),
+        ({"channels_last": True}, _part(X[:, 0], Y), r"shape \(16, 8, 8\)"),
         ({}, {"model": "leaving"}, "no penalty takes it .stem_norm, "),
         (
             {},
