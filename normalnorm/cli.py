@@ -263,7 +263,7 @@ def _list(args: argparse.Namespace) -> int:
     from normalnorm.experiments import tables
 
     out = _folder(args.out)
-    print(tables.listing(out))
+    print(tables.listing(out, args.scale))
     return 1 if tables.problems(out) else 0
 
 
@@ -604,6 +604,7 @@ def parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="the experiments, their scales and what has been run"
     )
+    listing.add_argument("--scale", choices=_SCALES, help="only this one")
     listing.set_defaults(function=_list)
 
     report = commands.add_parser(

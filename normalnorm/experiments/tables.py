@@ -1483,9 +1483,14 @@ def forecast(
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #b90393b9
-def listing(out: Path | str | None = None) -> str:
-    """All recipes, with their scales, what they are about, their estimated and
-    measured cost, and what has been run in `out`, as a table in Markdown.
+def listing(out: Path | str | None = None, scale: str | None = None) -> str:
+    """All recipes, with their scales, what they are about, what the runs that
+    are left and a seed take, and what has been run in `out`, as a table in
+    Markdown. `scale`: only this one.
+
+    A time is the median of an arm's rows, those of the book where `out` has
+    none. Where no run that is left has one, or not each, the recipe's own words
+    stand there, too.
 
     Below it, the files that cannot be used: they are not counted, and hide no
     others. `problems` gives them alone.
@@ -1495,42 +1500,54 @@ def listing(out: Path | str | None = None) -> str:
     Example:
 
         >>> from normalnorm.experiments.results import book_results
-        >>> "| transform-given-noise " in listing(book_results())
+        >>> "| transform-given-noise " in listing(book_results(), "book")
         True
     """
     out, body = Path(out or default_out()), []
-    for recipe in recipes().values():
-        for scale in recipe.scales:
-            found = list(
-                current(recipe, scale, scan(recipe, scale, out).rows).values()
-            )
-            known, arms = _medians(found), recipe.arms(scale)
-            own = len(recipe.seeds_at(scale))
-            runs = {arm: recipe.runs(scale, arm, own) for arm in arms}
-            each = sum(known[arm] * runs[arm] for arm in known) / own
-            measured = f"{_time(each)} a seed" if known else ""
-            measured += (
-                f" ({len(known)} of {len(arms)} arms)"
-                if 0 < len(known) < len(arms)
-                else ""
-            )
-            wanted = sum(runs.values())
-            of = "; ".join(
-                dict.fromkeys(
-                    published.what for published in recipe.paper.values()
-                )
-            )
-            body.append(
-                [
-                    recipe.name,
-                    scale,
-                    ", ".join(recipe.claims)
-                    + (f" (only: {of})" if of and scale == "paper" else ""),
-                    recipe.cost.get(scale, ""),
-                    measured,
-                    f"{len(found)} of {wanted}",
-                ]
-            )
+    for recipe, scale in [
+        (recipe, each)
+        for recipe in recipes().values()
+        for each in recipe.scales
+        if scale in (None, each)
+    ]:
+        found, theirs = (
+            list(current(recipe, scale, scan(recipe, scale, of).rows).values())
+            for of in (out, book_results())
+        )
+        known, arms = _medians(theirs) | _medians(found), recipe.arms(scale)
+        own, done = (
+            len(recipe.seeds_at(scale)),
+            Counter(r["arm"] for r in found),
+        )
+        runs = {arm: recipe.runs(scale, arm, own) for arm in arms}
+        left = {arm: max(0, runs[arm] - done[arm]) for arm in arms}
+        of, count = sum(left.values()), sum(left[arm] for arm in known)
+        seconds = sum(known[arm] * left[arm] for arm in known)
+        cost = [
+            f"{_time(seconds)} for {count} of {of} runs left" if count else "",
+            recipe.cost.get(scale, "") if count < of or not of else "",
+        ]
+        each = sum(known[arm] * runs[arm] for arm in known) / own
+        measured = f"{_time(each)} a seed" if known else ""
+        measured += (
+            f" ({len(known)} of {len(arms)} arms)"
+            if 0 < len(known) < len(arms)
+            else ""
+        )
+        whats = "; ".join(
+            dict.fromkeys(published.what for published in recipe.paper.values())
+        )
+        body.append(
+            [
+                recipe.name,
+                scale,
+                ", ".join(recipe.claims)
+                + (f" (only: {whats})" if whats and scale == "paper" else ""),
+                "; ".join(filter(None, cost)),
+                measured,
+                f"{len(found)} of {sum(runs.values())}",
+            ]
+        )
     bad = problems(out)
     return "\n\n".join(
         [
@@ -1539,7 +1556,7 @@ def listing(out: Path | str | None = None) -> str:
                     "recipe",
                     "scale",
                     "about",
-                    "estimated cost",
+                    "cost",
                     "measured",
                     f"runs in {out}",
                 ],

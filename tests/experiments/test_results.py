@@ -1045,6 +1045,17 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
         r"smoke.*2 of 8.*a blink.*2 min a seed \(1 of 2 arms\)",
         tables.listing(tmp_path),
     )
+    # the runs that are left; elsewhere, as long as those of the book
+    monkeypatch.setattr(tables, "book_results", lambda: tmp_path)
+    for out, cost in (
+        (tmp_path, "4 min for 2 of 6 runs left; a blink"),
+        (tmp_path / "new", "8 min for 4 of 8 runs left; a blink"),
+    ):
+        out.mkdir(exist_ok=True)
+        listing = printed("list", "--scale", "smoke", "--out", out)[1]
+        line = listing.splitlines()[2].split("|")
+        assert (line[2].strip(), line[4].strip()) == ("smoke", cost)
+        assert "book" not in listing
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
     missing = data.DataError("digits lies elsewhere")
