@@ -2,6 +2,7 @@ import importlib
 import importlib.util
 
 import pytest
+import torch
 
 from normalnorm.experiments import hub, idx, mnist1d, results, tables
 
@@ -31,3 +32,10 @@ def no_hub(tmp_path, monkeypatch):
         monkeypatch.setattr(hub, "_reachable", lambda library: False)
     for cached in (hub._small, hub._fingerprint, mnist1d._whole, idx._fashion):
         cached.cache_clear()
+
+
+@pytest.fixture
+def nothing_is_drawn(monkeypatch):
+    "On the meta device, where PyTorch takes its time over each of a thousand."
+    for name in ("normal_", "uniform_"):
+        monkeypatch.setattr(torch.Tensor, name, lambda self, *a, **k: self)

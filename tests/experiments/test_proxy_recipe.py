@@ -29,12 +29,7 @@ def of_kind(model, kind):
 
 @pytest.mark.parametrize(
     "recipe, scale",
-    [
-        (recipe, scale)
-        for recipe in RECIPES
-        for scale in recipe.scales
-        if recipe is not proxy_deep or scale == "paper"
-    ],
+    [(recipe, scale) for recipe in RECIPES for scale in recipe.scales],
 )
 def test_each_arm_is_what_its_name_says(recipe, scale):
     arms = recipe.scales[scale]
@@ -68,7 +63,6 @@ def test_committed_rows_are_of_200_quantiles():
             make(config, 0)
             for recipe, make in (
                 (proxy, proxy_model),
-                (proxy_deep, proxy_model),
                 *(
                     (one, proxy_paper.paper_model)
                     for one in (
@@ -82,7 +76,7 @@ def test_committed_rows_are_of_200_quantiles():
         ),
     ]
     found = [m.samples for model in models for m in of_kind(model, ProxyNorm)]
-    assert len(found) > 100 and set(found) == {200}
+    assert len(found) > 50 and set(found) == {200}
 
 
 def test_collapse_is_one_for_constants():

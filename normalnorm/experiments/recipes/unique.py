@@ -36,7 +36,7 @@ from ..augmentation import augmentation
 from ..data import SPLITS, dataset, info, load, splits
 from ..networks.residual import fan_out_normal
 from ..optimization import Settings
-from .first import test_losses
+from .first import _by_image
 from normalnorm.experiments.results import (
     Contrast,
     Deviation,
@@ -48,6 +48,7 @@ from normalnorm.experiments.results import (
 )
 from normalnorm.experiments.train import (
     TrainingDiverged,
+    as_split,
     evaluate,
     one_thread,
     seeded,
@@ -131,8 +132,8 @@ def run(
     for each image, with `diverged` 1 among its metrics: in a sweep of rates
     that is an outcome. Returns `metrics` (accuracies in percent, losses in
     nats; with "test_batches" also the accuracy for each of these sizes of the
-    batch in evaluation), `history` by epoch, `test_right` and, where the set is
-    in memory, `test_losses`.
+    batch in evaluation), `history` by epoch, `test_right` and
+    `test_losses`, which are missing where a set too large for memory diverged.
 
     With "draw" in the configuration the training images are drawn by the seed.
 
@@ -217,10 +218,8 @@ def run(
     found = of_training(
         outcome, (*names, *batches), diverged=0.0, **batches
     ) | {"test_right": pack_bits(outcome["test_right"]), "threads": 1}
-    if config["images"] is not None:
-        test = (part.to(device) for part in data["test"])
-        found["test_losses"] = test_losses(model, *test)
-    return found
+    losses, _ = _by_image(model, as_split(data["test"], "cpu"), device)
+    return found | {"test_losses": pack_losses(losses)}
 
 
 # %% ../../../nbs/550_experiments.recipes.unique.ipynb #e55a0009
@@ -317,12 +316,10 @@ def _recipe(
     what: str,
     book: bool,
 ) -> Recipe:
-    "Table 3's nine arms on one network; at book only where asked."
-    scales = {
-        "smoke": _arms(_SMOKE),
-        **({"book": _arms(_BOOK)} if book else {}),
-        "paper": _arms(paper),
-    }
+    "Table 3's nine arms on one network; at smoke and book where asked."
+    scales = (
+        {"smoke": _arms(_SMOKE), "book": _arms(_BOOK)} if book else {}
+    ) | {"paper": _arms(paper)}
     if book:
         (cut,) = _arms(_BOOK, ("None",)).values()
         cut["train"] = cut["train"] | {"clip_norm": 1.0}
@@ -359,20 +356,21 @@ def _recipe(
             for metric in ("test_last", "loss_last")
         ),
         grid={arm: {"train.lr": _RATES} for arm in arms},
-        tuning={"book": range(620, 622), "paper": range(10, 12)}
-        if book
-        else {"paper": range(10, 12)},
+        tuning={"paper": range(10, 12)}
+        | ({"book": range(620, 622)} if book else {}),
         seeds={
-            "smoke": 2,
-            **({"book": range(600, 612)} if book else {}),
             "paper": 5,
+            **({"smoke": 2, "book": range(600, 612)} if book else {}),
         },
         tuned="The strength of RegNorm's penalty is not tuned, 1e-4 a layer; "
         "the paper does not name its own",
         paper=_published(column, what),
-        cost={"smoke": "seconds", "paper": "GPU weeks"}
+        cost={"paper": "GPU weeks"}
         | (
-            {"book": "about 17 CPU minutes a seed, all seeds and the tuning"}
+            {
+                "smoke": "seconds",
+                "book": "about 17 CPU minutes a seed, all seeds and the tuning",
+            }
             if book
             else {}
         ),
