@@ -1985,7 +1985,7 @@ def run_recipe(
     by default those whose data are there, and `progress` is told of the others.
     `device`: a GPU where there is one, otherwise the CPU. `progress`: called
     with lines of text. A finished run is read, not repeated; an interrupted one
-    continues from its last epoch (checkpoints lie in `out/.checkpoints` until
+    continues from its last checkpoint (these lie in `out/.checkpoints` until
     the run is finished); one that another process is at is waited for at the
     end. Processes that `torchrun` has started do each run together. `name`: of
     the recipe, or the recipe itself; `scale`: one of its scales; `out`: the

@@ -50,6 +50,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -83,6 +84,31 @@ def seed_for(purpose: str, seed: int, epoch: int = 0) -> int:
     )
 
 
+def _generators(device: torch.device | str) -> list[Any]:
+    "Whatever draws numbers for a device: the CPU's generator, and its own."
+    device, found = torch.device(device), [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        found.append(
+            torch.cuda.default_generators[
+                torch.cuda.current_device()
+                if device.index is None
+                else device.index
+            ]
+        )
+    elif device.type != "cpu":
+        # "mps" and the like have one generator, which is their module's
+        module = getattr(torch, device.type)
+        found.append(
+            SimpleNamespace(
+                manual_seed=module.manual_seed,
+                get_state=module.get_rng_state,
+                set_state=module.set_rng_state,
+            )
+        )
+    return found
+
+
 @contextmanager
 def seeded(
     purpose: str, seed: int, epoch: int = 0, device: torch.device | str = "cpu"
@@ -102,32 +128,15 @@ def seeded(
     """
     # `torch.manual_seed` would do, but it notes where it was called from for
     # each kind of device there is, and that takes ten times as long
-    generators = [torch.default_generator]
-    device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.init()
-        generators.append(
-            torch.cuda.default_generators[
-                torch.cuda.current_device()
-                if device.index is None
-                else device.index
-            ]
-        )
+    generators = _generators(device)
     states = [generator.get_state() for generator in generators]
-    # "mps" and the like have one generator, which is their module's
-    other = (
-        None if device.type in ("cpu", "cuda") else getattr(torch, device.type)
-    )
-    before = other and other.get_rng_state()
     try:
-        for owner in (*generators, *([other] if other else [])):
-            owner.manual_seed(seed_for(purpose, seed, epoch))
+        for generator in generators:
+            generator.manual_seed(seed_for(purpose, seed, epoch))
         yield
     finally:
         for generator, state in zip(generators, states):
             generator.set_state(state)
-        if other:
-            other.set_rng_state(before)
 
 
 @contextmanager
@@ -842,16 +851,16 @@ def _parts(
     settings: Settings,
     seed: int,
     epoch: int,
-    count: int,
+    steps: range,
     rank: int,
     world: int,
     device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parts of the epoch's `count` batches that go to device `rank` of
+    """The parts of the epoch's batches for `steps` that go to device `rank` of
     `world`: `accumulate` parts for each step.
     """
     if not hasattr(split, "__getitem__"):
-        left = count
+        left, empty = len(steps), 0
         while left:
             before = left
             for x, y in split:
@@ -872,13 +881,15 @@ def _parts(
                 left -= 1
                 if not left:
                     return
-            if left == before:
+            # once, where the last epoch has ended with the stream's own
+            empty = empty + 1 if left == before else 0
+            if empty > 1:
                 raise ValueError("the training stream yields no batches")
     with seeded("order", seed, epoch):
         order = torch.randperm(len(split))
     parts = [
         part
-        for step in range(count)
+        for step in steps
         for part in order[step * settings.batch : (step + 1) * settings.batch][
             rank::world
         ].chunk(settings.accumulate)
@@ -909,7 +920,8 @@ Perturb = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
 @dataclass
 class _Run:
     """What the phases of `train` share. `count`: steps of an epoch; `path`: of
-    the checkpoint; `history` and `best`: what has been reached so far.
+    the checkpoint; `history` and `best`: what has been reached so far;
+    `inside`: what the checkpoint has of an epoch that has not ended.
     """
 
     model: nn.Module
@@ -929,10 +941,14 @@ class _Run:
     callbacks: tuple[Callable[[Moment], None], ...]
     penalty: Penalty | None
     perturb: Perturb | None
+    minutes: float
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(
         default_factory=lambda: {"epoch": 0, "validation_accuracy": -1.0}
     )
+    inside: dict[str, Any] | None = None
+    begun: int = 0
+    saved: float = 0.0
 
     def __post_init__(self) -> None:
         self.device, self.rank = self.fabric.device, self.fabric.global_rank
@@ -945,6 +961,17 @@ class _Run:
         # reading a loss makes the GPU wait
         self.look_every = 1 if self.device.type == "cpu" else 50
         self.identity = self.settings.to_dict() | {"seed": self.seed}
+        self.saved = time.perf_counter()
+
+    @property
+    def kept(self) -> str:
+        "How far the last checkpoint has come."
+        done = len(self.history)
+        return (
+            f"step {self.inside['step']} of epoch {done + 1}"
+            if self.inside
+            else f"epoch {done}"
+        )
 
 
 def _steps_of_an_epoch(training: Any, settings: Settings, world: int) -> int:
@@ -982,8 +1009,13 @@ def _steps_of_an_epoch(training: Any, settings: Settings, world: int) -> int:
 
 
 # %% ../../nbs/750_experiments.train.ipynb #aa4f6b98
-def _save(run: _Run) -> None:
+def _save(run: _Run, inside: dict[str, Any] | None = None) -> None:
+    "In the first process; `inside`: where the epoch has not ended."
+    run.inside, run.saved = inside, time.perf_counter()
+    if run.path is None or run.rank:
+        return
     saved = {
+        "inside": inside,
         "run": run.identity,
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
@@ -1010,25 +1042,32 @@ def _continue_from_checkpoint(run: _Run) -> None:
             f"{error}"
         ) from error
     run.history, run.best = state["history"], state["best"]
+    run.inside = state.get("inside")
+    if run.inside and len(run.inside["ranks"]) != run.world:
+        raise CheckpointError(
+            f"the checkpoint {run.path} was written within an epoch by "
+            f"{len(run.inside['ranks'])} processes, here are {run.world}: "
+            "start as many, or delete it"
+        )
+    run.begun = len(run.history) * run.count
+    run.begun += run.inside["step"] if run.inside else 0
     run.fabric.strategy.precision.load_state_dict(state["precision"])
     if run.streaming:
         run.data["train"].load_state_dict(state["stream"])
-    if run.progress and run.history:
-        run.progress(
-            f"continued after epoch {len(run.history)} from {run.path}"
-        )
+    if run.progress and run.begun:
+        run.progress(f"continued after {run.kept} from {run.path}")
 
 
-def _refuse_different_epochs(run: _Run) -> None:
+def _refuse_different_steps(run: _Run) -> None:
     "Each process reads the checkpoint itself, where it sees one."
     if run.world == 1:
         return
     done: list[Any] = [None] * run.world
-    torch.distributed.all_gather_object(done, len(run.history))
+    torch.distributed.all_gather_object(done, run.begun)
     if len(set(done)) > 1:
         raise CheckpointError(
             f"of {run.world} processes, some have read a checkpoint in "
-            f"{run.path} and others have not (epochs done: "
+            f"{run.path} and others have not (steps done: "
             f"{', '.join(map(str, done))}): give a folder that all of them "
             "see"
         )
@@ -1076,8 +1115,8 @@ def _call(
 
 def _diverged(run: _Run, what: str, step: int, epoch: int) -> TrainingDiverged:
     kept = (
-        f"the checkpoint of epoch {len(run.history)} is kept in {run.path}"
-        if run.path and run.history
+        f"the checkpoint of {run.kept} is kept in {run.path}"
+        if run.path and (run.history or run.inside)
         else "no checkpoint was written"
     )
     rate = learning_rate(
@@ -1146,7 +1185,7 @@ def _take_step(
         ]
     if run.perturb is not None:
         parts = _perturbed(run, parts, now)
-    first = now == len(run.history) * run.count
+    first = now == run.begun
     loss = _forward_and_back(run, parts, run.look_every > 1 and first, sums)
     if first:
         _refuse_what_is_left(run.model)
@@ -1281,26 +1320,71 @@ def _perturbed(
 
 
 # %% ../../nbs/750_experiments.train.ipynb #8d68721d
-def _train_epoch(run: _Run, epoch: int) -> _Sums:
+def _refuse_what_is_not_finite(run: _Run, step: int, epoch: int) -> None:
+    if not _finite(run.model):
+        raise _diverged(run, "a weight or a buffer is not finite", step, epoch)
+
+
+def _save_within(
+    run: _Run, epoch: int, step: int, sums: _Sums, start: float
+) -> None:
+    """After a step whose loss was looked at, where the last checkpoint is too
+    old, another one: all processes together, for each has sums and random
+    numbers of its own.
+    """
+    if (
+        run.path is None
+        or run.callbacks
+        or step % run.look_every
+        or step == run.count - 1
+    ):
+        return
+    now = time.perf_counter()
+    late = torch.tensor(now - run.saved >= 60 * run.minutes, device=run.device)
+    if run.world > 1:
+        late = run.fabric.all_reduce(late.float(), reduce_op="max")
+    if not late:
+        return
+    _refuse_what_is_not_finite(run, step, epoch)
+    ranks: list[Any] = [
+        {
+            "sums": [s.item() for s in (sums.loss, sums.penalty, sums.right)],
+            "seen": sums.seen,
+            "random": [g.get_state() for g in _generators(run.device)],
+        }
+    ]
+    if run.world > 1:
+        (mine,), ranks = ranks, [None] * run.world
+        torch.distributed.all_gather_object(ranks, mine)
+    _save(run, {"step": step + 1, "seconds": now - start, "ranks": ranks})
+
+
+def _train_epoch(run: _Run, epoch: int, start: float) -> _Sums:
     run.network.train()
+    fresh = {"sums": [0.0] * 3, "seen": 0, "random": []}
+    inside = run.inside or {"step": 0, "ranks": [fresh] * run.world}
+    done, mine = inside["step"], inside["ranks"][run.rank]
     fetched = _parts(
         run.data["train"],
         run.settings,
         run.seed,
         epoch,
-        run.count,
+        range(done, run.count),
         run.rank,
         run.world,
         run.device,
     )
-    sums = _Sums(*(torch.zeros((), device=run.device) for _ in range(3)))
+    sums = _Sums(
+        *(torch.tensor(value, device=run.device) for value in mine["sums"])
+    )
+    sums.seen = mine["seen"]
     with seeded(f"noise{run.own}", run.seed, epoch, run.device):
-        for step in range(run.count):
+        for generator, state in zip(_generators(run.device), mine["random"]):
+            generator.set_state(state)
+        for step in range(done, run.count):
             _take_step(run, fetched, epoch, step, sums)
-    if not _finite(run.model):
-        raise _diverged(
-            run, "a weight or a buffer is not finite", run.count - 1, epoch
-        )
+            _save_within(run, epoch, step, sums, start)
+    _refuse_what_is_not_finite(run, run.count - 1, epoch)
     if (
         run.average
         and run.settings.average == "swa"
@@ -1366,8 +1450,7 @@ def _validate_and_record(
             **validated,
             "state": _copy(run.model.state_dict()),
         }
-    if run.path is not None and run.rank == 0:
-        _save(run)
+    _save(run)
     if run.progress:
         left = seconds * (run.settings.epochs - epoch)
         seen = (
@@ -1397,7 +1480,7 @@ def _estimate_buffers_again(run: _Run) -> None:
             run.settings,
             run.seed,
             0,
-            run.count,
+            range(run.count),
             0,
             1,
             run.device,
@@ -1462,6 +1545,7 @@ def train(
     fabric: Any = None,
     penalty: Penalty | None = None,
     perturb: Perturb | None = None,
+    minutes: float = 10.0,
 ) -> dict[str, Any]:
     """Train `model` in place on `data["train"]` with cross-entropy; returns
     what was measured.
@@ -1469,8 +1553,10 @@ def train(
     `data`: split → a pair of tensors, a `Split` or a `Stream`, for the splits
     "train", "validation", "test". The last incomplete batch of an epoch is left
     out. A training stream has batches of `settings.batch` and epochs of
-    `settings.steps`. `checkpoint`: a file written after each epoch; where it
-    exists the run continues after its epoch. `progress`: called with one line
+    `settings.steps`. `checkpoint`: a file written after each epoch, and within
+    one when the last is `minutes` old, unless there are callbacks (what they
+    have seen of an epoch is not in it); where it exists the run continues
+    there. `progress`: called with one line
     per epoch; where it has a method `step`, that is called in each epoch's
     course (see `Bar`). `augment`: changes each training batch, on its device.
     `callbacks`: see `Moment`. `fabric`: a launched Fabric for several devices,
@@ -1563,14 +1649,16 @@ def train(
         tuple(callbacks),
         penalty,
         perturb,
+        minutes,
     )
     if run.path is not None and run.path.exists():
         _continue_from_checkpoint(run)
-    _refuse_different_epochs(run)
-    _call(run, "start", len(run.history) + 1, len(run.history) * count)
+    _refuse_different_steps(run)
+    _call(run, "start", len(run.history) + 1, run.begun)
     for epoch in range(len(run.history) + 1, settings.epochs + 1):
         start = time.perf_counter()
-        sums = _train_epoch(run, epoch)
+        start -= run.inside["seconds"] if run.inside else 0.0
+        sums = _train_epoch(run, epoch, start)
         _validate_and_record(run, epoch, start, sums)
     _call(run, "end", settings.epochs, run.steps)
     return _measure_at_the_end(run)

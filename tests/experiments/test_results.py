@@ -1271,6 +1271,7 @@ def die_after_a_checkpoint():
         write(path, *given)
         os.kill(os.getpid(), signal.SIGKILL)
     train.write_atomically = dying
+    train.train.__kwdefaults__["minutes"] = 0  # after the first step
 
 def full_disk():
     def full(path, *given, **more):
@@ -1373,7 +1374,7 @@ def test_the_command_under_torchrun(tmp_path):
             for rank in range(2)
             for name, said in (
                 ("elsewhere", of_two),
-                ("elsewhere", "(epochs done: 1, 0)"),
+                ("elsewhere", "(steps done: 1, 0)"),
                 ("full", "normalnorm: "),
                 ("full", "no space left"),
                 ("damaged", "something was edited"),

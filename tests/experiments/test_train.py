@@ -102,17 +102,28 @@ def shifted(model, x, y):
 
 
 def resumed(after, file, data=SMALL, model=None, **given):
-    "What a run is that another one, ended after an epoch, left to a new model."
+    """What a run is that another one, ended after an epoch, or in a step of one
+    after checkpoints within, left to a new model.
+    """
 
     def interrupt(line):
         if line.startswith(f"epoch {after}/"):
             raise KeyboardInterrupt
 
-    given["checkpoint"] = file
+    def within(epoch, epochs, step, *more):
+        if (epoch, step) == after:
+            raise KeyboardInterrupt
+
+    interrupt.step, given["checkpoint"] = within, file
+    lines, where = [], f"epoch {after} "
+    if isinstance(after, tuple):
+        given["minutes"], where = 0, f"step {after[1] - 1} of epoch {after[0]} "
     with pytest.raises(KeyboardInterrupt):
         train(_model(), copy.deepcopy(data), progress=interrupt, **given)
     torch.manual_seed(99)
-    return train(model or _model(), data, **given)
+    found = train(model or _model(), data, progress=lines.append, **given)
+    assert lines[0].startswith(f"continued after {where}")
+    return found
 
 
 @pytest.mark.parametrize(
@@ -148,10 +159,14 @@ def resumed(after, file, data=SMALL, model=None, **given):
         ({"channels_last": True, "average": "ema"}, 2, {}),
     ],
 )
+@pytest.mark.parametrize("within", [False, True])
 def test_interrupted_run_ends_as_an_uninterrupted_one(
-    options, after, more, tmp_path
+    options, after, more, within, tmp_path
 ):
-    "With the layers' noise, shuffling and an augmentation that draws numbers."
+    """With the layers' noise, shuffling and an augmentation that draws numbers;
+    after an epoch, or in the last step of the next one.
+    """
+    after = (after + 1, 3) if within else after
     settings = {"epochs": 4, "batch": 16, "lr": 0.01, "label_smoothing": 0.1}
     more = {
         "settings": Settings(**settings | options),
@@ -241,6 +256,41 @@ def test_seeds_reach_the_gpu_and_are_put_back():
     assert torch.equal(torch.rand(3, device="cuda"), expected)
     torch.manual_seed(seed_for("noise", 3, 1))
     assert torch.equal(torch.rand(3, device="cuda"), inside)
+
+
+@pytest.mark.parametrize(
+    "minutes, callbacks, written",
+    [
+        (0, [], [1, 2, 3, 4, 5, 6]),
+        (2, [], [2, 3, 5, 6]),
+        (10, [], [3, 6]),
+        (0, [print], [3, 6]),
+    ],
+)
+def test_a_checkpoint_within_an_epoch_comes_when_it_is_time(
+    minutes, callbacks, written, monkeypatch, capsys
+):
+    "Three steps an epoch, each of a minute; for an instrument at ends only."
+    clock, found = SimpleNamespace(perf_counter=lambda: 60.0 * now[0]), []
+    now = [0]
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(
+        loop, "write_atomically", lambda *_: found.append(now[0])
+    )
+
+    def tick(*_):
+        now[0] += 1
+
+    train(
+        _linear(),
+        SMALL,
+        Settings(epochs=2, batch=16),
+        checkpoint="nowhere",
+        progress=Mock(step=tick),
+        callbacks=callbacks,
+        minutes=minutes,
+    )
+    assert found == written
 
 
 def test_checkpoints_of_other_runs_are_refused(tmp_path):
@@ -868,14 +918,14 @@ def test_sets_outside_the_memory_give_the_same_run():
 
 class Endless:
     """A stream: passes of five batches; its state is the number of batches
-    handed out.
+    handed out, and that of passes begun.
     """
 
     def __init__(self, batch=16):
-        self.done, self.batch, self.seen = 0, batch, []
+        self.done, self.passes, self.batch, self.seen = 0, 1, batch, []
 
     def __iter__(self):
-        for _ in range(5 - self.done % 5):
+        while self.done < 5 * self.passes:
             x = torch.randn(
                 self.batch,
                 1,
@@ -886,15 +936,18 @@ class Endless:
             self.seen.append(self.done)
             self.done += 1
             yield x, torch.arange(self.batch) % 10
+        self.passes += 1
 
     def state_dict(self):
-        return {"done": self.done}
+        return {"done": self.done, "passes": self.passes}
 
     def load_state_dict(self, state):
-        self.done = state["done"]
+        self.done, self.passes = state["done"], state["passes"]
 
 
-def test_streams_go_on_where_they_were(tmp_path):
+@pytest.mark.parametrize("after, first", [(2, 6), ((2, 3), 5), ((3, 3), 8)])
+def test_streams_go_on_where_they_were(after, first, tmp_path):
+    "Also where one of their passes has just ended."
     given = {"settings": Settings(epochs=4, batch=16, steps=3, accumulate=2)}
     whole, rest = Endless(), Endless()
     expected = train(_model(), {**SMALL, "train": whole}, **given)
@@ -902,8 +955,8 @@ def test_streams_go_on_where_they_were(tmp_path):
     last = expected["history"][-1]
     assert expected["train_accuracy"] == last["train_accuracy"]
     stream = {**SMALL, "train": rest}
-    found = resumed(2, tmp_path / "c.pt", stream, **given)
-    assert rest.seen == list(range(6, 12))
+    found = resumed(after, tmp_path / "c.pt", stream, **given)
+    assert rest.seen == list(range(first, 12))
     assert _timeless(found) == _timeless(expected)
     parts = tuple(torch.cat(part) for part in zip(*Endless()))
     model = _model().eval()
