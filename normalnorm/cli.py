@@ -44,17 +44,6 @@ def _line(outcome: claims.Outcome) -> str:
     )
 
 
-def _usable(device: str) -> str:
-    "The device, if tensors can be made on it here; `ValueError` otherwise."
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:  # each device has its own
-        raise ValueError(
-            f"the device {device!r} cannot be used here: {_one_line(error)}"
-        ) from error
-    return device
-
-
 def _one_line(error: BaseException) -> str:
     "What an error says, in one line."
     text = str(
@@ -65,7 +54,7 @@ def _one_line(error: BaseException) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     "Run claims, print them, say in one line what came out."
-    _usable(args.device)
+    claims.usable(args.device)
     if (
         None not in (args.identifier, args.named)
         and args.identifier != args.named
@@ -205,7 +194,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(tables.forecast(recipe, **wanted))
         return 2 if tables.obstacle(recipe, **wanted) else 0
-    device = args.device and _usable(args.device)
+    device = args.device and claims.usable(args.device)
     if args.time:
         print(
             tables.timed(
@@ -576,7 +565,8 @@ def parser() -> argparse.ArgumentParser:
             "train.precision=bf16-mixed; may be given several times",
         )
         command.add_argument(
-            "--device", help="default: a GPU where there is one"
+            "--device",
+            help="default: NORMALNORM_DEVICE, or a GPU where there is one",
         )
         command.add_argument(
             "--jobs",

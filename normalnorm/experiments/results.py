@@ -87,6 +87,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ..names import near
+from ..claims import usable
 from .data import DataError, data_hash
 from .optimization import Settings
 from .statistics import detectable
@@ -1958,13 +1959,20 @@ def tell_other_code(jobs: list[Job], tell: Callable[[str], None]) -> None:
 
 
 def default_device() -> str:
-    """A GPU where there is one, otherwise the CPU.
+    """The device that NORMALNORM_DEVICE names; without it a GPU where there is
+    one, otherwise the CPU.
+
+    Raises `ValueError` where the one that is named cannot be used here.
 
     Example:
 
-        >>> default_device() in ("cpu", "cuda")
-        True
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, NORMALNORM_DEVICE="cpu"):
+        ...     default_device()
+        'cpu'
     """
+    if named := os.environ.get("NORMALNORM_DEVICE"):
+        return usable(named, "NORMALNORM_DEVICE: the device")
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -1983,7 +1991,7 @@ def run_recipe(
     `seeds`: their number, counted from the first of the recipe's own, or the
     seeds themselves; the recipe's own by default. `arms`: some of them only;
     by default those whose data are there, and `progress` is told of the others.
-    `device`: a GPU where there is one, otherwise the CPU. `progress`: called
+    `device`: `default_device()` by default. `progress`: called
     with lines of text. A finished run is read, not repeated; an interrupted one
     continues from its last checkpoint (these lie in `out/.checkpoints` until
     the run is finished); one that another process is at is waited for at the

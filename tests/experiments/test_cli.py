@@ -425,7 +425,7 @@ def test_random_arguments(place, monkeypatch, command, words):
 def test_a_device_that_fails_without_words(monkeypatch):
     monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError))
     with pytest.raises(ValueError, match="cannot be used here: RuntimeError"):
-        cli._usable("cpu")
+        claims.usable("cpu")
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,26 @@ def test_a_printed_number_without_an_error_has_none():
     assert mean == 90.25 and np.isnan(error)
 
 
+def test_the_device_that_the_environment_names(tmp_path, monkeypatch):
+    "One that is not there is refused; a stand-in for one that is."
+    seen = []
+
+    def run(config, device, **_):
+        seen.append(device)
+        return {"metrics": {"score": 1.0}}
+
+    monkeypatch.setenv("NORMALNORM_DEVICE", "cuda:7")
+    recipe, given = known_recipe(run), {"seeds": 2, "out": tmp_path}
+    with pytest.raises(ValueError, match="DEVICE: the device 'cuda:7' cannot"):
+        results.run_recipe(recipe, "smoke", **given)
+    assert seen == list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(torch, "ones", Mock())
+    monkeypatch.setattr(torch.cuda, "get_device_name", "a GPU, {}".format)
+    found = results.run_recipe(recipe, "smoke", **given)
+    assert seen == ["cuda:7"] * 4
+    assert "On a GPU, cuda:7 (" in tables.caption(recipe, "smoke", found)
+
+
 def test_one_seed_makes_no_table(tmp_path):
     results.run_recipe(known_recipe(), "smoke", seeds=1, out=tmp_path)
     text = tables.report(known_recipe(), tmp_path)
