@@ -925,9 +925,8 @@ def test_papers_numbers_stand_beside_with_their_source(tmp_path):
         for arm in ("ResNet BN", "ResNet BNN", "ViT LN", "ViT LNN")
     ] == [(88.89, 0.07), (90.41, 0.09), (94.61, 0.31), (95.78, 0.21)]
     assert re.search(
-        r"\| first-experiment .*\| paper.*\(only: ResNet-18, CIFAR-10, no "
-        "augmentation; ViT, SVHN, a",
-        tables.listing(tmp_path),
+        r"\| normality-vit-svhn .*\| paper.*\(only: vit, svhn\)",
+        tables.listing(tmp_path, "paper"),
     )
 
 
