@@ -21,6 +21,7 @@ FAR = 30
 NO_PICTURE = {
     "005_should_i_use_it": "one table, on one screen",
     "598_what_was_stated": "one table of all experiments",
+    "599_how_do_i_reproduce": "the count of all items",
     "285_proxy_in_the_kernel": "C++ of 410 and 415, which have the figures",
     "705_names": "four slips and what is like them",
     "710_claims": "a table of a statement and its mutant",

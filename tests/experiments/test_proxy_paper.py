@@ -173,17 +173,15 @@ def two_steps(recipe, arm, folders):
 
 
 def chosen(network):
-    """Each normalizer once in the first network of its kind, otherwise group
-    norm with PN; regularization in turn.
+    """Group norm with PN, in the first network of its kind batch norm too, by
+    parts of a step; regularization in turn. Others are at the smallest scale.
     """
-    recipe = KNOWN[NAMES[network]]
-    first = network in ("ResNet-50", "EfficientNet-B0")
-    names = list(IMAGENET[network][3]) if first else ["GN+PN"]
+    names = ["GN+PN", "BN"][: 1 + (network in ("ResNet-50", "EfficientNet-B0"))]
     return [
         next(
             name + kind
             for kind in (KINDS[k % 3], "")
-            if name + kind in recipe.scales["paper"]
+            if name + kind in KNOWN[NAMES[network]].scales["paper"]
         )
         for k, name in enumerate(names, 1)
     ]
