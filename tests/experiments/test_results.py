@@ -671,7 +671,7 @@ def committed():
         rows, problems = results.scan(recipe, scale, file.parents[2])
         assert not problems
         found |= rows
-    assert len(found) == 1421
+    assert len(found) == 1613
     return found
 
 
@@ -739,6 +739,7 @@ def test_the_data_of_committed_rows_are_those_of_today():
         "transform-given-noise": 96,
         "transform-given-noise-500": 48 + 8,
         "glyphs-length": 108,
+        "noise-dose": 192,
         "proxy-norm": 120,
         "glyphs-hardness": 18,
         "wide-propagation": 64,
