@@ -12,7 +12,6 @@ __all__ = [
     "EVIDENCE",
     "Claim",
     "Outcome",
-    "usable",
     "run_claim",
     "claim",
     "randn64",
@@ -176,29 +175,6 @@ class Outcome:
 
 
 # %% ../nbs/710_claims.ipynb #8f817b8e
-def usable(device: str, said: str = "the device") -> str:
-    """The device, if tensors can be made on it here; `ValueError` otherwise.
-
-    `said`: how the error begins, before the device's name.
-
-    Example:
-
-        >>> usable("cpu")
-        'cpu'
-        >>> usable("meta")
-        Traceback (most recent call last):
-        ValueError: the device 'meta' cannot be used here: ...
-    """
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:  # each device has its own
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
-            f"{said} {device!r} cannot be used here: {text}"
-        ) from error
-    return device
-
-
 def _seeded(function: Callable, argument: Any, device: str) -> None:
     """Run `function(argument)` with seeded generators, which are restored
     afterwards.

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import __version__, claims
-from .names import near
+from .names import near, usable
 
 # %% ../nbs/770_cli.ipynb #0563bc40
 _SCALES = ("smoke", "book", "paper")
@@ -54,7 +54,7 @@ def _one_line(error: BaseException) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     "Run claims, print them, say in one line what came out."
-    claims.usable(args.device)
+    usable(args.device)
     if (
         None not in (args.identifier, args.named)
         and args.identifier != args.named
@@ -194,7 +194,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(tables.forecast(recipe, **wanted))
         return 2 if tables.obstacle(recipe, **wanted) else 0
-    device = args.device and claims.usable(args.device)
+    device = args.device and usable(args.device)
     if args.time:
         print(
             tables.timed(

@@ -86,8 +86,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from ..names import near
-from ..claims import usable
+from ..names import near, usable
 from .data import DataError, data_hash
 from .optimization import Settings
 from .statistics import detectable

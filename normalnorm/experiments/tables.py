@@ -1505,9 +1505,9 @@ def listing(out: Path | str | None = None, scale: str | None = None) -> str:
     """
     out, body = Path(out or default_out()), []
     for recipe, scale in [
-        (recipe, each)
-        for recipe in recipes().values()
-        for each in recipe.scales
+        (one, each)
+        for one in recipes().values()
+        for each in one.scales
         if scale in (None, each)
     ]:
         found, theirs = (
@@ -1534,7 +1534,7 @@ def listing(out: Path | str | None = None, scale: str | None = None) -> str:
             if 0 < len(known) < len(arms)
             else ""
         )
-        whats = "; ".join(
+        printed = "; ".join(
             dict.fromkeys(published.what for published in recipe.paper.values())
         )
         body.append(
@@ -1542,7 +1542,11 @@ def listing(out: Path | str | None = None, scale: str | None = None) -> str:
                 recipe.name,
                 scale,
                 ", ".join(recipe.claims)
-                + (f" (only: {whats})" if whats and scale == "paper" else ""),
+                + (
+                    f" (only: {printed})"
+                    if printed and scale == "paper"
+                    else ""
+                ),
                 "; ".join(filter(None, cost)),
                 measured,
                 f"{len(found)} of {sum(runs.values())}",

@@ -117,18 +117,21 @@ def test_one_notebook_per_module():
 
 
 def landing_page(folder, change):
-    """The README of a checkout in which the first row of BNN was changed and
-    signed anew.
+    """The README of a checkout in which the first row of the estimated
+    transform with noise was changed and signed anew.
     """
     for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
         (folder / name).symlink_to(ROOT / name)
-    for made in (ROOT / "results").glob("transform-given-noise*"):
-        shutil.copytree(made, folder / "results" / made.name)
-    place = folder / "results" / "transform-given-noise" / "book"
-    path = place / min(
-        name for name in results.packed(place) if name.startswith("bnn-seed")
+    for made in ("glyphs-length", "noise-dose"):
+        shutil.copytree(ROOT / "results" / made, folder / "results" / made)
+    place = folder / "results" / "noise-dose" / "book"
+    path, row = next(
+        (path, row)
+        for name in sorted(results.packed(place))
+        for path in [place / name]
+        for row in [results.read_row(path)]
+        if row["arm"] == "λ̂, ξ = 0.4"
     )
-    row = results.read_row(path)
     change(row)
     path.write_text(  # in place of the one that is packed
         json.dumps(row | {"digest": results.digest(row)}), encoding="utf-8"
@@ -145,12 +148,15 @@ def test_a_changed_row_changes_the_readme(tmp_path):
         right = row["test_right"]
         none = bytes(-(-right["count"] // 8))
         right["bits"] = base64.b64encode(none).decode()
-        row["metrics"]["loss_last"] += 1
+        losses = results.unpack_losses(row["test_losses"])
+        row["test_losses"] = results.pack_losses(losses + 1)
 
     def numbers(text):
-        "Those of accuracy and of loss in what is said of the whole layer."
+        "Those of accuracy and of loss in what is said of a fixed bend."
         said = re.search(
-            "the whole layer changes (.*?) and (.*?)\\)\\. Its", text
+            "fixed one, changes it by (.*?) points .*? and the test loss by "
+            "(.*?) nats",
+            " ".join(text.split()),
         )
         return said.groups()
 

@@ -20,6 +20,7 @@ from hypothesis import strategies
 import normalnorm
 from normalnorm import claims, cli, lab
 from normalnorm.experiments import results
+from normalnorm.names import usable
 from tests.experiments.known import environment, known_recipe, printed
 from tests.peers import installed
 
@@ -425,7 +426,7 @@ def test_random_arguments(place, monkeypatch, command, words):
 def test_a_device_that_fails_without_words(monkeypatch):
     monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError))
     with pytest.raises(ValueError, match="cannot be used here: RuntimeError"):
-        claims.usable("cpu")
+        usable("cpu")
 
 
 @pytest.mark.parametrize(
