@@ -96,6 +96,7 @@ OTHERS = {
     "analysis": {"dim": -1},
     "robustness": {"steps": 10},
     "tails": {"steps": 0},
+    "shares_of": {"bias": 0.0, "weight": 1.0},
     "correlation_map": {"power": False},
     "pairs": {"power": False},
     "parametrizations": {"eps": 1e-6},

@@ -166,7 +166,7 @@ def _augmentation(network: str, data: str) -> list[str]:
     return ["resizedcrop 224", "flip", "jitter 0.4", *mixed]
 
 
-def _base(network: str, data: str) -> dict[str, Any]:
+def _shared(network: str, data: str) -> dict[str, Any]:
     "What all arms of a recipe share at scale paper."
     known = info(data)
     arguments: dict[str, Any] = {}
@@ -262,7 +262,7 @@ def _recipe(name: str) -> Recipe:
     main = next(iter(printed))
     kinds = (main,) if name in _BORROWED else (*printed,)
     kinds += _MORE_LAYERS.get(name, ())
-    base, arms, fours = _base(network, data), {}, {}
+    base, arms, fours = _shared(network, data), {}, {}
     for kind, suffix, change in (
         *((kind, "", _AFFINE.get(kind, {})) for kind in kinds),
         *((main, suffix, change) for suffix, change in groups.items()),
