@@ -11,15 +11,13 @@ takes its other half away.
 __all__ = ["SlopeShares", "shares_of", "slope_shares"]
 
 # %% ../../nbs/352_analysis.slope_shares.ipynb #352b0006
-import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .gaussianity import normalizers
-from .power import _channels_second, _without_affine
+from .gaussianity import normalizers, pre_affine
 from normalnorm.theory.pairs import (
     Activation,
     activation_of,
@@ -99,8 +97,8 @@ def slope_shares(
     of what it puts out, with `activation` behind it.
 
     Whether that is what the model has behind it is for the caller to know. The
-    model is copied, not changed; normalizers take the minibatch's statistics
-    and add no noise. Those that are not called are left out.
+    model is copied, not changed, and takes the minibatch's statistics, without
+    noise (see `pre_affine`).
 
     `inputs`: of the model.
 
@@ -113,34 +111,15 @@ def slope_shares(
         >>> found.bias, abs(found.slope + found.deficit - 1) < 1e-12
         (0.0, True)
     """
-    model = copy.deepcopy(model).eval()
-    layers = normalizers(model)
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} has no normalizer: the shares are those "
-            "of what a normalizer puts out"
+    layers, found = normalizers(model), {}
+    for name, y in pre_affine(model, inputs, by="channel").items():
+        gamma, beta = (
+            other
+            if (p := getattr(layers[name], kind, None)) is None
+            else p.double()
+            .reshape(len(y), -1)
+            .repeat(1, y.shape[1] * len(y) // p.numel())
+            for kind, other in (("weight", 1.0), ("bias", 0.0))
         )
-    found: dict[str, SlopeShares] = {}
-
-    def hook_for(name: str) -> Callable:
-        twin = _without_affine(layers[name])
-
-        def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-            y = _channels_second(module, twin(*args))
-            gamma, beta = (
-                other
-                if (p := getattr(module, kind, None)) is None
-                else p.double().reshape(*p.shape, *[1] * (y.ndim - 1 - p.ndim))
-                for kind, other in (("weight", 1.0), ("bias", 0.0))
-            )
-            found[name] = shares_of(y, gamma, beta, activation)
-
-        return hook
-
-    for name, module in layers.items():
-        module.train()
-        if hasattr(module, "noise"):
-            module.noise = 0.0
-        module.register_forward_hook(hook_for(name))
-    model(inputs)
+        found[name] = shares_of(y, gamma, beta, activation)
     return found

@@ -1762,11 +1762,11 @@ def plan(
     for seed in dict.fromkeys([*tuning, *chosen]):
         for arm in arms:
             for setting, config in recipe.settings(scale, arm):
-                if (
-                    setting != best.get(arm, setting)
-                    if seed not in tuning
-                    else arm not in tuned
-                ):
+                if arm in tuned and seed not in tuning:
+                    wanted = setting == best[arm]
+                else:
+                    wanted = arm in tuned or seed in chosen
+                if not wanted:
                     continue
                 key = identity(
                     recipe.name, arm, config, seed, prints[config["data"]]
@@ -2040,6 +2040,7 @@ def run_recipe(
             row = perform(job, device, progress, wait)
             if row is not None:
                 done[number] = row
-    if len(plan(name, scale, seeds, out, arms)) > len(jobs):  # now chosen
+    tunes = find(name).tuning  # which has chosen now
+    if tunes and len(plan(name, scale, seeds, out, arms)) > len(jobs):
         return run_recipe(name, scale, seeds, out, device, progress, arms)
     return [done[number] for number in range(len(jobs))]

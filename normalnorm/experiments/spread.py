@@ -379,7 +379,8 @@ def spread(
                 for what, labels in alike.items()
             )
         )
-    if len(plan(name, scale, seeds, out, arms)) > len(todo):  # now chosen
+    tunes = todo[0].recipe.tuning  # which has chosen now
+    if tunes and len(plan(name, scale, seeds, out, arms)) > len(todo):
         return spread(
             name, scale, seeds, out, arms, jobs, device, progress, ray, attempts
         )

@@ -20,6 +20,7 @@ __all__ = [
     "satterthwaite",
     "variance_components",
     "crossed_interval",
+    "change",
     "contrast",
     "holm",
     "verdict",
@@ -453,6 +454,25 @@ def crossed_interval(d: np.ndarray, level: float = 0.95) -> Estimate:
         [part / (seeds * images) for part in parts],
         (seeds - 1, images - 1, (seeds - 1) * (images - 1)),
         level,
+    )
+
+
+def change(first: Summary, second: Summary) -> Estimate:
+    """The second mean less the first, of values that have nothing in common,
+    such as those of other seeds, with its interval of 95 %.
+
+    `first`, `second`: as `summarize` returns. Source: @eq-satterthwaite.
+
+    Example:
+
+        >>> found = change(summarize([1.0, 2, 3]), summarize([2.0, 4, 6]))
+        >>> found.mean, round(found.df, 2)
+        (2.0, 2.94)
+    """
+    return satterthwaite(
+        second.mean - first.mean,
+        [first.se**2, second.se**2],
+        [first.df, second.df],
     )
 
 

@@ -76,12 +76,12 @@ from normalnorm.experiments.statistics import (
     Estimate,
     Judged,
     Summary,
+    change,
     contrast,
     crossed_interval,
     factorial,
     p_equivalent,
     paired_test,
-    satterthwaite,
     spelled,
     summarize,
     verdict,
@@ -653,12 +653,9 @@ def reruns(old: Effects, fresh: Effects) -> list[Rerun]:
             if min(map(len, both)) < 2:
                 continue
             one, two = map(summarize, both)
-            change = satterthwaite(
-                two.mean - one.mean,
-                [one.se**2, two.se**2],
-                [one.df, two.df],
+            found.append(
+                Rerun(Contrast(*pair, metric), one, two, change(one, two))
             )
-            found.append(Rerun(Contrast(*pair, metric), one, two, change))
     return found
 
 
@@ -1510,11 +1507,15 @@ def listing(out: Path | str | None = None, scale: str | None = None) -> str:
         for each in one.scales
         if scale in (None, each)
     ]:
-        found, theirs = (
+        places = dict.fromkeys(map(Path.resolve, (book_results(), out)))
+        *theirs, found = (
             list(current(recipe, scale, scan(recipe, scale, of).rows).values())
-            for of in (out, book_results())
+            for of in places
         )
-        known, arms = _medians(theirs) | _medians(found), recipe.arms(scale)
+        known, arms = (
+            _medians(sum(theirs, [])) | _medians(found),
+            recipe.arms(scale),
+        )
         own, done = (
             len(recipe.seeds_at(scale)),
             Counter(r["arm"] for r in found),

@@ -76,7 +76,10 @@ def test_an_activation_with_a_rest():
 
 test_refusals = refusals(
     [
-        (lambda: slope_shares(nn.Linear(2, 2), torch.ones(1, 2)), "no normali"),
+        (
+            lambda: slope_shares(nn.Linear(2, 2), torch.ones(1, 2)),
+            "no batch or",
+        ),
         (lambda: shares_of(-torch.ones(3)), "is 0 everywhere"),
         (lambda: shares_of(torch.ones(3), activation="rel"), "relu"),
     ],

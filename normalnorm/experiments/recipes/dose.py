@@ -9,6 +9,7 @@ the two controls, and what came out.
 # %% auto #0
 __all__ = [
     "CONTROLS",
+    "UNSEEN",
     "NOISE",
     "TRANSFORMS",
     "noise_dose",
@@ -23,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from ..models import Norm
-from .first import make_norm, run
+from .first import SMOKE, make_norm, run
 from ..results import Contrast, Deviation, Recipe
 from ...layers.families import named
 from ...theory.gradient import Gaussianizer, Power
@@ -114,6 +115,21 @@ def norms(kind: str, transform: bool | str, noise: float) -> Norm:
     )
 
 
+# clothes that nothing has looked at, and long enough to fit them
+UNSEEN: dict[str, Any] = {
+    "data": "fashion-unseen",
+    "images": 2000,
+    "draw": True,
+    "model": "SmallResNet",
+    "model_arguments": {"width": 16},
+    "train": {
+        "epochs": 60,
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+        "validate_every": 0,
+    },
+}
 NOISE = (0.0, 0.1, 0.4)
 TRANSFORMS: dict[str, bool | str] = {
     "none": False,
@@ -144,34 +160,8 @@ noise_dose = Recipe(
     title="is it the Gaussian, the bounded tails, or the noise?",
     claims=("nn-table2", "nn-fig9"),
     scales={
-        "smoke": _arms(
-            {
-                "data": "digits",
-                "images": 256,
-                "draw": True,
-                "model": "SmallResNet",
-                "model_arguments": {"width": 4, "stem_stride": 1},
-                "train": {"epochs": 1, "batch": 32, "validate_every": 0},
-                "seen": "digits",
-            }
-        ),
-        "book": _arms(
-            {
-                "data": "fashion-unseen",
-                "images": 2000,
-                "draw": True,
-                "model": "SmallResNet",
-                "model_arguments": {"width": 16},
-                "train": {
-                    "epochs": 60,
-                    "batch": 128,
-                    "lr": 0.1,
-                    "weight_decay": 5e-4,
-                    "validate_every": 0,
-                },
-                "seen": "fashion",
-            }
-        ),
+        "smoke": _arms(SMOKE | {"seen": "digits"}),
+        "book": _arms(UNSEEN | {"seen": "fashion"}),
     },
     run=partial(run, norms=norms),
     columns={

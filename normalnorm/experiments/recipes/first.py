@@ -8,6 +8,7 @@ activations, what that suggests, and why it settles nothing.
 
 # %% auto #0
 __all__ = [
+    "SMOKE",
     "first_experiment",
     "make_norm",
     "initial_model",
@@ -398,6 +399,17 @@ def run(
 
 
 # %% ../../../nbs/510_experiments.recipes.first.ipynb #aca56473
+# the smallest run of a small residual network
+SMOKE: dict[str, Any] = {
+    "data": "digits",
+    "images": 256,
+    "draw": True,
+    "model": "SmallResNet",
+    "model_arguments": {"width": 4, "stem_stride": 1},
+    "train": {"epochs": 1, "batch": 32, "validate_every": 0},
+}
+
+
 def four_arms(
     plain: str, full: str, kind: str, noise: float, config: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ __all__ = [
 # %% ../../../nbs/520_experiments.recipes.given_noise.ipynb #52000006
 from typing import Any
 
-from .first import four_arms, run
+from .first import SMOKE, four_arms, run
 from ..results import Contrast, Deviation, Recipe, Switches
 from ..statistics import Judged, factorial, verdicts
 from ..tables import Effects, effects
@@ -43,12 +43,7 @@ def _given_noise(
     have in common at book.
     """
     measure = {"images": 300, "eps": [4, 8], "steps": 10, "noise": 0.1}
-    smoke = {
-        "data": "digits",
-        "images": 256,
-        "draw": True,
-        "model": "SmallResNet",
-        "model_arguments": {"width": 4, "stem_stride": 1},
+    smoke = SMOKE | {
         "train": {"epochs": 2, "batch": 32},
         "measure": measure | {"images": 32, "steps": 2},
     }

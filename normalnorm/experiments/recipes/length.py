@@ -12,7 +12,7 @@ __all__ = ["EPOCHS", "NOISE", "glyphs_length", "arm"]
 # %% ../../../nbs/522_experiments.recipes.length.ipynb #52200003
 from typing import Any
 
-from .first import four_arms, run
+from .first import SMOKE, four_arms, run
 from ..results import Contrast, Deviation, Recipe
 
 # %% ../../../nbs/522_experiments.recipes.length.ipynb #52200004
@@ -79,17 +79,7 @@ glyphs_length = Recipe(
     title="does the effect of the noise depend on the length of training?",
     claims=("nn-table2", "nn-fig9"),
     scales={
-        "smoke": _arms(
-            {
-                "data": "digits",
-                "images": 256,
-                "draw": True,
-                "model": "SmallResNet",
-                "model_arguments": {"width": 4, "stem_stride": 1},
-                "train": {"batch": 32},
-            },
-            (1,),
-        ),
+        "smoke": _arms(SMOKE, (1,)),
         "book": _arms(
             {
                 "data": "glyphs",

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..models import Norm
 from . import first
+from .dose import UNSEEN
 from ..results import Contrast, Deviation, Recipe
 from ...layers.normality import BatchNormalNorm2d
 
@@ -98,32 +99,8 @@ rivals = Recipe(
     title="is it a better regularizer than a tuned ordinary one?",
     claims=("nn-table2",),
     scales={
-        "smoke": _arms(
-            {
-                "data": "digits",
-                "images": 256,
-                "draw": True,
-                "model": "SmallResNet",
-                "model_arguments": {"width": 4, "stem_stride": 1},
-                "train": {"epochs": 1, "batch": 32, "validate_every": 0},
-            }
-        ),
-        "book": _arms(
-            {
-                "data": "fashion-unseen",
-                "images": 2000,
-                "draw": True,
-                "model": "SmallResNet",
-                "model_arguments": {"width": 16},
-                "train": {
-                    "epochs": 60,
-                    "batch": 128,
-                    "lr": 0.1,
-                    "weight_decay": 5e-4,
-                    "validate_every": 0,
-                },
-            }
-        ),
+        "smoke": _arms(first.SMOKE),
+        "book": _arms(UNSEEN),
     },
     run=run,
     columns={
