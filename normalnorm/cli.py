@@ -175,9 +175,17 @@ def _run(args: argparse.Namespace) -> int:
 
     args.out = recorded = _folder(args.out, there=False)
     recipe = results.find(args.recipe).changed(dict(args.set))
+    again = recipe
     if args.fresh:
         args.seeds = recipe.fresh_seeds(args.scale)
         args.out = recorded / tables.FRESH
+        again = results.settled(recipe, args.scale, recorded)
+        if again.grid:
+            raise ValueError(
+                f"{recipe.name}, scale {args.scale}, has chosen no settings "
+                f"yet, which fresh seeds must not do: first `normalnorm run "
+                f"{recipe.name} --scale {args.scale}`"
+            )
     if args.device is not None:
         try:
             torch.device(args.device)
@@ -192,13 +200,13 @@ def _run(args: argparse.Namespace) -> int:
         "arms": args.arm,
     }
     if args.dry_run:
-        print(tables.forecast(recipe, **wanted))
-        return 2 if tables.obstacle(recipe, **wanted) else 0
+        print(tables.forecast(again, **wanted))
+        return 2 if tables.obstacle(again, **wanted) else 0
     device = args.device and usable(args.device)
     if args.time:
         print(
             tables.timed(
-                recipe,
+                again,
                 args.scale,
                 args.time,
                 device or results.default_device(),
@@ -211,9 +219,9 @@ def _run(args: argparse.Namespace) -> int:
     try:
         with _no_empty_folders(args.out, recipe.name):
             if args.jobs == 1 and not args.ray:
-                results.run_recipe(recipe, **wanted)
+                results.run_recipe(again, **wanted)
             else:
-                spread.spread(recipe, jobs=args.jobs, ray=args.ray, **wanted)
+                spread.spread(again, jobs=args.jobs, ray=args.ray, **wanted)
     except (train.TrainingDiverged, spread.SpreadError) as error:
         failed = error
     except OSError as error:

@@ -15,6 +15,8 @@ __all__ = [
     "Settings",
     "learning_rate",
     "RMSPropTF",
+    "orthogonalized",
+    "Muon",
     "groups_by_name",
     "make_optimizer",
 ]
@@ -23,18 +25,25 @@ __all__ = [
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..names import near
 
 # %% ../../nbs/749_experiments.optimization.ipynb #a4e4b130
-SCHEDULES = ("onecycle", "steps", "constant", "cosine", "exponential")
-OPTIMIZERS = ("sgd", "adamw", "rmsprop", "rmsprop_tf")
+SCHEDULES = (
+    "onecycle",
+    "steps",
+    "constant",
+    "cosine",
+    "exponential",
+    "linear",
+)
+OPTIMIZERS = ("sgd", "adamw", "rmsprop", "rmsprop_tf", "muon")
 AVERAGES = ("", "ema", "swa")
 PRECISIONS = (
     "32-true",
@@ -57,19 +66,22 @@ class Settings:
 
     *Optimizer.* `optimizer`: "sgd" (with `momentum`, `nesterov`), "adamw" (with
     `betas`), "rmsprop" and TensorFlow's, "rmsprop_tf" (with `momentum`,
-    `rms_decay`; see `RMSPropTF`); `eps`, PyTorch's own by default (TensorFlow's
-    in "rmsprop_tf"). `weight_decay` applies to all parameters, as in the
-    papers' code, but for those that `no_decay` names (see `groups_by_name`).
-    `clip_norm`: the norm of all gradients together is at most so large, by
-    scaling them all; `clip_value`: each number of them is, by cutting it off; 0
-    for no limit, at most one of the two.
+    `rms_decay`; see `RMSPropTF`), "muon" (as "sgd"; see `Muon`); `eps`,
+    PyTorch's own by default (TensorFlow's in "rmsprop_tf"). `weight_decay`
+    applies to all parameters, as in the papers' code, but for those that
+    `no_decay` names (see `groups_by_name`). `groups`: pattern of names → a
+    `rate` by which the learning rate of these is multiplied, a `weight_decay`
+    and a `momentum` of their own. `clip_norm`: the norm of all gradients
+    together is at most so large, by scaling them all; `clip_value`: each number
+    of them is, by cutting it off; 0 for no limit, at most one of the two.
 
     *Learning rate* (see `learning_rate`). `schedule`: "onecycle" over the whole
     run; "steps", the rate times `factor` at each epoch of `milestones`;
     "exponential", times `factor` every `every` epochs; "cosine", from `lr` to
     `floor` over `restart` epochs (0: the rest of the run), then again over
-    `restart_factor` times as many, and so on; "constant". `warmup`: epochs in
-    which the rate first rises linearly from `warmup_from` times `lr`.
+    `restart_factor` times as many, and so on; "linear", from `lr` to `floor`
+    over the rest of the run; "constant". `warmup`: epochs in which the rate
+    first rises linearly from `warmup_from` times `lr`.
 
     *Loss.* `label_smoothing` in [0, 1): the share of each target that is spread
     evenly over the classes.
@@ -116,6 +128,7 @@ class Settings:
     rms_decay: float = 0.99
     eps: float | None = None
     no_decay: tuple[str, ...] = ()
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)
     warmup: float = 0.0
     warmup_from: float = 0.1
     every: float = 1.0
@@ -186,6 +199,14 @@ class Settings:
             ("restart_factor ≥ 1", self.restart_factor >= 1),
             ("0 ≤ floor ≤ lr", 0 <= self.floor <= self.lr),
             (
+                "groups of rate, weight_decay, momentum from 0 on",
+                all(
+                    key in ("rate", "weight_decay", "momentum") and value >= 0
+                    for own in self.groups.values()
+                    for key, value in own.items()
+                ),
+            ),
+            (
                 "no warmup with onecycle, which has its own",
                 self.schedule != "onecycle" or not self.warmup,
             ),
@@ -243,6 +264,10 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     if s.schedule == "exponential":
         # 7.2 / 2.4 is a little less than 3 in floating point
         return s.lr * s.factor ** math.floor(time / s.every + 1e-9)
+    if s.schedule == "linear":
+        return s.lr + (s.floor - s.lr) * (time - s.warmup) / (
+            s.epochs - s.warmup
+        )
     if s.schedule == "cosine":
         since, length = time - s.warmup, s.restart or s.epochs - s.warmup
         while since >= length:
@@ -339,19 +364,87 @@ class RMSPropTF(torch.optim.Optimizer):
         return loss
 
 
+# %% ../../nbs/749_experiments.optimization.ipynb #749a0002
+def orthogonalized(kernel: Tensor, steps: int = 3) -> Tensor:
+    """A kernel whose singular values, as a matrix with a row for each filter,
+    are made nearly equal, in its own shape (@eq-muon).
+
+    `kernel`: with two or more axes; `steps`: how many. Source: Jordan et al.
+    (2024), Muon.
+
+    Example:
+
+        >>> orthogonalized(torch.tensor([[0.0, 3.0], [2.0, 0.0]])).round()
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
+    x = kernel.flatten(1)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        a = x @ x.T
+        x = 3.4445 * x + (2.0315 * a @ a - 4.775 * a) @ x
+    return x.view_as(kernel)
+
+
+class Muon(torch.optim.SGD):
+    """SGD, but that parameters with more than two axes, which are kernels of
+    convolutions, are given the norm √(filters) and then step along the
+    orthogonalized gradient with momentum.
+
+    Kernels have no weight decay, which their norm would undo, and no gradients
+    after a step. Arguments are those of `torch.optim.SGD`. Source: Jordan
+    (2024), airbench94_muon; @eq-muon.
+
+    Example:
+
+        >>> kernel = nn.Parameter(torch.ones(4, 1, 1, 2))
+        >>> kernel.grad = torch.ones_like(kernel)
+        >>> Muon([kernel], lr=1e-3).step()
+        >>> round(kernel.norm().item(), 2)            # √4, and a small step
+        2.0
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step for all parameters that have a gradient; returns what
+        `closure` does, if there is one.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None or p.ndim < 3:
+                    continue
+                m = self.state[p].setdefault(
+                    "momentum_buffer", torch.zeros_like(p)
+                )
+                m.mul_(group["momentum"]).add_(p.grad)
+                ahead = p.grad.add(m, alpha=group["momentum"])
+                p.mul_(len(p) ** 0.5 / p.norm())
+                p.sub_(
+                    orthogonalized(ahead if group["nesterov"] else m),
+                    alpha=group["lr"],
+                )
+                p.grad = None  # the rest is SGD's
+        super().step()
+        return loss
+
+
 # %% ../../nbs/749_experiments.optimization.ipynb #9a34c5f3
 def groups_by_name(
     model: nn.Module, settings: Settings
 ) -> list[dict[str, Any]]:
     """The parameters of `model` in groups for an optimizer: those that decay,
-    and, where `no_decay` names any, those that do not.
+    and, where `no_decay` names any, those that do not; more where `groups`
+    gives some of them numbers of their own.
 
     A pattern matches a parameter's full name, with `*` and `?` as in file
     names; `1d` matches parameters with fewer than two axes; `!pattern` takes an
-    exception back. The last pattern that matches decides. Raises `ValueError`
-    for a pattern that matches nothing: most likely a slip.
+    exception back. The last pattern that matches decides, and those of `groups`
+    come last. Raises `ValueError` for a pattern that matches nothing: most
+    likely a slip.
 
-    `settings`: of the run, which have `weight_decay` and `no_decay`.
+    `settings`: of the run, which have `weight_decay`, `no_decay`, `groups`.
 
     Example:
 
@@ -363,36 +456,46 @@ def groups_by_name(
     named = [
         (name, p) for name, p in model.named_parameters() if p.requires_grad
     ]
-    decays = {name: True for name, _ in named}
-    for pattern in settings.no_decay:
-        plain = pattern.removeprefix("!")
+    own: dict[str, dict[str, Any]] = {
+        name: {"weight_decay": settings.weight_decay} for name, _ in named
+    }
+    for pattern, change in (
+        *(
+            (
+                pattern.removeprefix("!"),
+                {
+                    "weight_decay": settings.weight_decay
+                    * pattern.startswith("!")
+                },
+            )
+            for pattern in settings.no_decay
+        ),
+        *settings.groups.items(),
+    ):
         hit = [
             name
             for name, p in named
-            if (p.ndim < 2 if plain == "1d" else fnmatchcase(name, plain))
+            if (p.ndim < 2 if pattern == "1d" else fnmatchcase(name, pattern))
         ]
         if not hit:
             raise ValueError(
-                f"no_decay: the pattern {pattern!r} matches no "
+                f"no_decay, groups: the pattern {pattern!r} matches no "
                 "parameter; there are "
                 f"{', '.join(name for name, _ in named[:8])}, …"
             )
-        decays.update(dict.fromkeys(hit, pattern.startswith("!")))
-    groups = [
-        {
-            "params": [p for name, p in named if decays[name] is decaying],
-            "weight_decay": settings.weight_decay if decaying else 0.0,
-        }
-        for decaying in (True, False)
-    ]
-    return [group for group in groups if group["params"]]
+        own |= {name: own[name] | change for name in hit}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, p in named:
+        group = groups.setdefault(str(own[name]), {**own[name], "params": []})
+        group["params"].append(p)
+    return sorted(groups.values(), key=lambda group: -group["weight_decay"])
 
 
 def make_optimizer(
     model: nn.Module, settings: Settings
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings' name over the parameters of `model`:
-    PyTorch's own, or `RMSPropTF`.
+    PyTorch's own, `RMSPropTF` or `Muon`.
 
     Example:
 
@@ -402,18 +505,17 @@ def make_optimizer(
         ('AdamW', 0.1)
     """
     rms = {"momentum": settings.momentum, "alpha": settings.rms_decay}
+    sgd = {"momentum": settings.momentum, "nesterov": settings.nesterov}
     kinds: dict[
         str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]
     ] = {
-        "sgd": (
-            torch.optim.SGD,
-            {"momentum": settings.momentum, "nesterov": settings.nesterov},
-        ),
+        "sgd": (torch.optim.SGD, sgd),
+        "muon": (Muon, sgd),
         "adamw": (torch.optim.AdamW, {"betas": settings.betas}),
         "rmsprop": (torch.optim.RMSprop, rms),
         "rmsprop_tf": (RMSPropTF, rms),
     }
     kind, options = kinds[settings.optimizer]
-    if settings.eps is not None and settings.optimizer != "sgd":
+    if settings.eps is not None and options is not sgd:
         options["eps"] = settings.eps
     return kind(groups_by_name(model, settings), lr=settings.lr, **options)

@@ -43,6 +43,7 @@ __all__ = [
     "pack",
     "codes",
     "selected",
+    "settled",
     "rows",
     "current",
     "by_arm",
@@ -1436,6 +1437,41 @@ def selected(
             ]
         kept += mine
     return kept
+
+
+def settled(
+    recipe: Recipe | str, scale: str, out: Path | str | None = None
+) -> Recipe:
+    """The recipe with the settings that its rows chose in place of its grids:
+    what runs again with fresh seeds, which must choose nothing.
+
+    As it is where it has no grid, or where an arm's rows have not chosen yet.
+
+    `recipe`: or its name; `scale`: one of its scales; `out`: the folder of
+    results.
+
+    Example:
+
+        >>> settled("first-experiment", "book").grid
+        {}
+    """
+    recipe = find(recipe)
+    known = list(current(recipe, scale, scan(recipe, scale, out).rows).values())
+    arms = dict(recipe.arms(scale))
+    for arm in arms:
+        best = (
+            _chosen(recipe, scale, arm, known) if recipe.grid.get(arm) else {}
+        )
+        if best is None:
+            return recipe
+        arms[arm] = next(
+            config
+            for setting, config in recipe.settings(scale, arm)
+            if setting == best
+        )
+    return dataclasses.replace(
+        recipe, scales={**recipe.scales, scale: arms}, grid={}
+    )
 
 
 def rows(

@@ -71,6 +71,7 @@ from normalnorm.experiments.results import (
     recipes,
     rows,
     scan,
+    settled,
 )
 from normalnorm.experiments.statistics import (
     Estimate,
@@ -677,7 +678,8 @@ def rerun_table(
     recipe, out = find(recipe), Path(out or default_out())
     where = f"{recipe.name}, scale {scale}"
     found = reruns(
-        *(effects(recipe, scale, place) for place in (out, out / FRESH))
+        effects(recipe, scale, out),
+        effects(settled(recipe, scale, out), scale, out / FRESH),
     )
     if not found:
         return f"{where}: no contrast has two fresh seeds."
@@ -720,7 +722,8 @@ def _one_line_each(recipe: Recipe, scale: str, out: Path) -> list[list[str]]:
         return [[*head, f"none: {said}", "", "", ""]]
     old = Effects(found, recipe)
     judged = old.primary() if found else {}
-    fresh = Effects(rows(recipe, scale, out / FRESH, usable_only=True), recipe)
+    again = settled(recipe, scale, out)
+    fresh = Effects(rows(again, scale, out / FRESH, usable_only=True), again)
     held = {one.contrast: one.held for one in reruns(old, fresh)}
     return [
         [

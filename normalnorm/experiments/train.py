@@ -1172,7 +1172,9 @@ def _take_step(
 ) -> None:
     now = (epoch - 1) * run.count + step
     for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate(run.settings, now, run.steps)
+        group["lr"] = learning_rate(run.settings, now, run.steps) * group.get(
+            "rate", 1.0
+        )
     run.optimizer.zero_grad(set_to_none=True)
     with (
         seeded(f"augmentation{run.own}", run.seed, now, run.device)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normalnorm.cli import main
-from normalnorm.experiments import tables
+from normalnorm.experiments import results, tables
 from normalnorm.experiments.recipes.dose import noise_dose, norms
 from normalnorm.experiments.recipes.length import glyphs_length
 from normalnorm.experiments.results import (
@@ -29,6 +29,7 @@ from normalnorm.layers.backends import set_backend
 from normalnorm.theory.gradient import Power
 from normalnorm.theory.newton import Over
 from normalnorm.theory.power_transform import yeo_johnson
+from tests.experiments.known import best_at_two_first, known_recipe, printed
 
 BOUNDS = {"test_last": 3.0, "loss_last": 0.05}
 PAIRS = (("a", "b"), ("a", "c"))
@@ -160,8 +161,6 @@ def test_rows_that_read_other_data_make_no_table(tmp_path, monkeypatch):
         lambda config, seed, **_: {"metrics": {"heads": 50.0 + seed}},
         {"heads": "heads"},
     )
-    from normalnorm.experiments import results
-
     results.run_recipe(coins, "book", [0], out=tmp_path, device="cpu")
     monkeypatch.setattr(results, "data_hash", lambda name, **_: "other")
     results.run_recipe(coins, "book", [1], out=tmp_path, device="cpu")
@@ -199,6 +198,37 @@ def test_run_again_with_fresh_seeds(tmp_path, capsys):
     assert f"{name}, scale smoke: {held} of 20 held" in said
     # the recorded rows are those of before, and count alone
     assert len(recorded.rows) == 8
+
+
+def test_fresh_seeds_choose_nothing(tmp_path, listed):
+    """They take what the recorded rows chose, here for seeds for which another
+    value is best; where nothing is chosen yet, they are refused.
+    """
+    recipe = listed(
+        known_recipe(
+            best_at_two_first,
+            scales={"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}},
+            grid={arm: {"x": (1, 2, 3)} for arm in "ab"},
+            seeds={"smoke": range(10, 12)},
+            tuning={"smoke": range(2)},
+            primary=(Contrast("a", "b", "score"),),
+        )
+    )
+    command = ["known", "--scale", "smoke", "--out", tmp_path]
+    status, _, said = printed("rerun", *command, "--fresh")
+    assert status == 2 and "known, scale smoke, has chosen no settings" in said
+    assert printed("run", *command)[0] == 0
+    status, said, _ = printed("rerun", *command, "--fresh")
+    assert status == 0 and "known, scale smoke: 1 of 1 held" in said
+    again = results.settled(recipe, "smoke", tmp_path)
+    assert [
+        (row["arm"], row["seed"], row["config"]["x"])
+        for row in rows(again, "smoke", tmp_path / tables.FRESH, every=True)
+    ] == [(arm, seed, 2) for arm in "ab" for seed in (1000, 1001)]
+    recorded = rows(recipe, "smoke", tmp_path)
+    assert {row["seed"] for row in recorded} == {10, 11}
+    (line,) = tables._one_line_each(recipe, "smoke", tmp_path)
+    assert (line[2], line[-1]) == ("4 of 4", "held")
 
 
 @pytest.mark.parametrize("shift, held", [(-0.2, 0), (0.0, 1), (0.2, 0)])

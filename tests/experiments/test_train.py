@@ -157,6 +157,16 @@ def resumed(after, file, data=SMALL, model=None, **given):
         ),
         ({}, 1, {"perturb": shifted}),
         ({"channels_last": True, "average": "ema"}, 2, {}),
+        (
+            {
+                "optimizer": "muon",
+                "nesterov": True,
+                "schedule": "linear",
+                "groups": {"1d": {"rate": 0.5, "momentum": 0.8}},
+            },
+            2,
+            {},
+        ),
     ],
 )
 @pytest.mark.parametrize("within", [False, True])
@@ -464,6 +474,8 @@ test_wrong_settings_are_refused = refusals(
             {"clip_value": math.nan},
             {"clip_norm": 1.0, "clip_value": 1.0},
             {"channels_last": "True"},
+            {"groups": {"1d": {"lr": 1.0}}},
+            {"groups": {"1d": {"rate": -1.0}}},
         )
     ],
     lambda wrong: Settings(**{"epochs": 1, **wrong}),
@@ -488,6 +500,7 @@ test_wrong_settings_are_refused = refusals(
         {"evaluation_batch": 1},
         {"clip_norm": 0.0},
         {"clip_value": 0.0},
+        {"groups": {"1d": {"rate": 0.0, "momentum": 0.0}}},
     ],
 )
 def test_settings_at_the_end_of_their_range_are_accepted(least):
@@ -561,6 +574,20 @@ def test_decay_is_excluded_by_name_and_by_shape():
         for g in groups_by_name(model, Settings(epochs=1))
         for p in g["params"]
     )
+
+
+def test_groups_have_rates_of_their_own():
+    own = {"*.bias": {"weight_decay": 0.0}, "1.*": {"rate": 3.0}}
+    first, other = (_linear() for _ in range(2))
+    for model, groups, lr in ((first, own, 0.01), (other, {}, 0.03)):
+        how = {"epochs": 1, "batch": 16, "weight_decay": 0.0, "lr": lr}
+        train(model, SMALL, Settings(groups=groups, **how))
+    torch.testing.assert_close(first.state_dict(), other.state_dict())
+    settings = Settings(epochs=1, weight_decay=0.1, groups=own)
+    groups = groups_by_name(_linear(), settings)
+    assert [
+        (len(g["params"]), g["weight_decay"], g["rate"]) for g in groups
+    ] == [(1, 0.1, 3.0), (1, 0.0, 3.0)]
 
 
 def test_callbacks_come_when_they_should_and_change_nothing(tmp_path):

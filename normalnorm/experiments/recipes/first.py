@@ -298,6 +298,7 @@ def run(
     checkpoint=None,
     progress=None,
     norms: Callable[..., Norm] = make_norm,
+    build: Callable[..., nn.Module] = initial_model,
 ) -> dict[str, Any]:
     """One run: build, measure Gaussianity, train, measure again.
 
@@ -319,7 +320,7 @@ def run(
 
     `config`: of an arm, as `arms` makes it; `arm`: its name, which changes
     nothing; `device`, `checkpoint`, `progress`: as for `train`; `norms`: as for
-    `initial_model`.
+    `initial_model`; `build`: makes the model from the arguments of that.
 
     Example:
 
@@ -333,7 +334,7 @@ def run(
     few = measured.pop("images", None)
     with one_thread(device):
         data = data_of(config, seed if config.get("draw") else None)
-        model = initial_model(config, seed, norms).to(device)
+        model = build(config, seed, norms).to(device)
         probe, _ = _few(as_split(data["validation"], "cpu"), few, device)
         before = gaussianity(model, probe)
         outcome = train(
