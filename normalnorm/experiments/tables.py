@@ -26,6 +26,7 @@ __all__ = [
     "stated",
     "stated_contrasts",
     "report",
+    "stated_figure",
     "compare",
     "obstacle",
     "forecast",
@@ -43,12 +44,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..names import near
+from .. import plots
 from ..plots import markdown
 from .data import info
 from .optimization import Settings
@@ -89,6 +91,9 @@ from normalnorm.experiments.statistics import (
     verdicts,
 )
 from .train import fabric_class
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #5758f7d3
@@ -1077,6 +1082,67 @@ def report(
             "smoke --seeds 3"
         )
     return "\n\n".join(parts)
+
+
+# %% ../../nbs/762_experiments.tables.ipynb #762f0012
+def stated_figure(
+    recipe: Recipe, scale: str = "book", own: Path | str | None = None
+) -> "Figure":
+    """The stated contrasts of a recipe with their intervals, which share the
+    5 %: a panel a metric, grey between the bounds that count as none.
+
+    Full dots are the rows of the book, open ones those of another folder, by
+    the device that made them.
+
+    `recipe`: with rows in the book; `scale`: one of its scales; `own`: the
+    other folder, by default that of `default_out`.
+
+    Example:
+
+        >>> figure = stated_figure(find("transform-given-noise"))
+        >>> [t.get_text() for t in figure.axes[0].get_yticklabels()]
+        ['BNN − BN with noise']
+    """
+    found = {"the book": effects(recipe, scale)}
+    own = Path(own or default_out())
+    if own.resolve() != book_results().resolve():
+        mine = effects(recipe, scale, own)
+        if mine.rows:
+            found[mine.rows[0]["device"]] = mine
+    pairs = list(dict.fromkeys(of[:2] for of in recipe.primary))
+    metrics = dict.fromkeys(of.metric for of in recipe.primary)
+    figure, panels = plots.subplots(
+        1,
+        len(metrics),
+        figsize=(8, 1.1 + 0.5 * len(pairs)),
+        sharey=True,
+        squeeze=False,
+    )
+    for axis, metric in zip(panels[0], metrics):
+        bound = recipe.negligible.get(metric, 0.0)
+        axis.axvspan(-bound, bound, color=plots.INK, alpha=0.1, linewidth=0)
+        axis.axvline(0, color=plots.INK, linewidth=0.8)
+        axis.set(xlabel=f"difference, {recipe.columns.get(metric, metric)}")
+        for i, (name, of) in enumerate(found.items()):
+            judged = {
+                pairs.index(contrast[:2]) + 0.2 * i: one.found
+                for contrast, one in of.primary().items()
+                if contrast.metric == metric
+            }
+            axis.errorbar(
+                [each.mean for each in judged.values()],
+                list(judged),
+                xerr=[(each.high - each.low) / 2 for each in judged.values()],
+                fmt="o",
+                color=plots.PALETTE[i],
+                markerfacecolor="none" if i else plots.PALETTE[i],
+                label=name,
+            )
+    axis.set_yticks(range(len(pairs)), [f"{b} − {a}" for a, b in pairs])
+    axis.set_ylim(len(pairs) - 0.5, -0.5)
+    if len(found) > 1:
+        panels[0, 0].legend(fontsize=8)
+    return figure
 
 
 # %% ../../nbs/762_experiments.tables.ipynb #791b219d

@@ -3,6 +3,7 @@ contrasts, networks that have not fitted, experiments that are run again.
 """
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -384,3 +385,36 @@ def test_time_of_real_steps_writes_nothing(tmp_path, capsys):
     assert "on " in capsys.readouterr().out and not (tmp_path / "o").exists()
     assert main(["run", "collapse", *run[2:]]) == 2
     assert "has no training settings" in capsys.readouterr().err
+
+
+def test_rows_of_another_device_stand_beside_the_books(tmp_path, monkeypatch):
+    "The book's own, ten points further, as if a GPU had made them."
+    recipe = tables.find("noise-dose")
+
+    def drawn():
+        (panel, other) = tables.stated_figure(recipe).axes
+        assert other.get_xlabel().startswith("difference, ")
+        return {
+            dots.get_label(): (dots[0].get_xdata(), dots[0].get_ydata())
+            for dots in panel.containers
+        }, panel
+
+    monkeypatch.setenv("NORMALNORM_RESULTS", str(tmp_path))
+    alone, panel = drawn()
+    assert [*alone] == ["the book"] and panel.get_legend() is None
+    judged = tables.effects(recipe).primary()
+    accuracy = [c for c in judged if c.metric == "test_last"]
+    assert [*alone["the book"][0]] == [judged[c].found.mean for c in accuracy]
+    folder = tmp_path / recipe.name / "book"
+    folder.mkdir(parents=True)
+    for path, row in scan(recipe, "book", book_results()).rows.items():
+        row["metrics"]["test_last"] += 10.0 * (row["arm"] == accuracy[0].second)
+        row["device"] = "GPU"
+        del row["test_right"]  # its accuracy is then the metric
+        row["digest"] = results.digest(row)
+        (folder / path.name).write_text(json.dumps(row))
+    both, panel = drawn()
+    assert [*both] == ["the book", "GPU"] and panel.get_legend()
+    (means, lines), (moved, beside) = both.values()
+    np.testing.assert_allclose(moved, means + 10.0, atol=1e-3)
+    np.testing.assert_allclose(beside, lines + 0.2)
