@@ -395,7 +395,7 @@ def test_rows_of_another_device_stand_beside_the_books(tmp_path, monkeypatch):
         (panel, other) = tables.stated_figure(recipe).axes
         assert other.get_xlabel().startswith("difference, ")
         return {
-            dots.get_label(): (dots[0].get_xdata(), dots[0].get_ydata())
+            dots.get_label(): dots[0].get_xydata().T
             for dots in panel.containers
         }, panel
 
@@ -418,3 +418,5 @@ def test_rows_of_another_device_stand_beside_the_books(tmp_path, monkeypatch):
     (means, lines), (moved, beside) = both.values()
     np.testing.assert_allclose(moved, means + 10.0, atol=1e-3)
     np.testing.assert_allclose(beside, lines + 0.2)
+    monkeypatch.setenv("NORMALNORM_RESULTS", str(book_results()))
+    assert [*drawn()[0]] == ["the book"]
