@@ -102,9 +102,13 @@ def _tokens(folder: Path) -> Tensor:
     return torch.where(text == 10, 0, text - 31).to(torch.uint8)
 
 
-def tokens(split: str) -> Tensor:
+def tokens(split: str, mixed: bool = False) -> Tensor:
     """The characters of one part of the shipped text as numbers, uint8 of shape
     (900000,) or (50000,).
+
+    `mixed`: of each twenty blocks of 1024 characters the tenth is for
+    validation and the last for the test, so that all parts are of the same
+    modules.
 
     Raises `DataError` for a missing or damaged file, `ValueError` for an
     unknown split.
@@ -115,8 +119,12 @@ def tokens(split: str) -> Tensor:
         (torch.Size([900000]), torch.uint8)
     """
     check_split("stdlib", split, None, None)
-    start, end = _CUTS[split]
-    return _tokens(data_folder())[start:end]
+    text = _tokens(data_folder())
+    if not mixed:
+        return text[slice(*_CUTS[split])]
+    block = torch.arange(len(text)) // 1024 % 20
+    held = {"validation": block == 9, "test": block == 19}
+    return text[held.get(split, (block != 9) & (block != 19))]
 
 
 # %% ../../nbs/732_experiments.text.ipynb #6323bb2a
@@ -169,12 +177,16 @@ class Windows(Examples):
 
 
 def read(
-    name: str, split: str, first: int | None = None, length: int = 128
+    name: str,
+    split: str,
+    first: int | None = None,
+    length: int = 128,
+    mixed: bool = False,
 ) -> Windows:
     """One part of the shipped text as `Windows` of `length` characters; see
     `dataset`.
 
-    `first`: only that many windows.
+    `first`: only that many windows; `mixed`: as for `tokens`.
 
     Example:
 
@@ -182,7 +194,7 @@ def read(
         >>> [t.shape for t in windows[torch.arange(4)]]
         [torch.Size([4, 16]), torch.Size([4, 16])]
     """
-    windows = Windows(tokens(split), length)
+    windows = Windows(tokens(split, mixed), length)
     return windows.take(torch.arange(len(windows))[:first])
 
 

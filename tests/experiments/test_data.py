@@ -485,6 +485,25 @@ def test_ends_of_the_text():
     ] == list(data.info("stdlib").sizes.values())
 
 
+def test_mixed_parts_are_cut_from_all_of_the_text():
+    whole = torch.cat([text.tokens(split) for split in data.SPLITS])
+    parts = {split: text.tokens(split, mixed=True) for split in data.SPLITS}
+    blocks = dict(enumerate(whole.split(1024)))
+    wanted = {"validation": 9, "test": 19}
+    for split, found in parts.items():
+        mine = [
+            block
+            for number, block in blocks.items()
+            if number % 20 == wanted.get(split)
+            or split == "train"
+            and number % 20 not in wanted.values()
+        ]
+        assert torch.equal(found, torch.cat(mine))
+    windows = data.dataset("stdlib", "test", length=64, first=222, mixed=True)
+    first, _ = windows[torch.arange(16)]  # a block
+    assert torch.equal(first.flatten(), blocks[19].long())
+
+
 test_what_is_no_part_of_the_text = refusals(
     [
         *(
