@@ -1702,7 +1702,11 @@ def timed(
                 "steps cannot be counted: run it with one seed"
             )
         settings = Settings(**config["train"])
-        examples = config.get("images") or info(config["data"]).sizes["train"]
+        examples = (
+            config.get("images")
+            or config.get("windows", {}).get("train")
+            or info(config["data"]).sizes["train"]
+        )
         needed = settings.epochs * (
             settings.steps or examples // settings.batch
         )

@@ -383,6 +383,9 @@ def test_time_of_real_steps_writes_nothing(tmp_path, capsys):
     run = ["run", "noise-dose", "--out", str(tmp_path / "o"), "--time", "2"]
     assert main([*run, "--arm", "none, ξ = 0"]) == 0
     assert "on " in capsys.readouterr().out and not (tmp_path / "o").exists()
+    of = ["language-recurrent", "--arm", "none", "--time", "2"]
+    assert main(["run", *of]) == 0  # 2 epochs of 256 windows, 16 at a time
+    assert "| 32 " in capsys.readouterr().out
     assert main(["run", "collapse", *run[2:]]) == 2
     assert "has no training settings" in capsys.readouterr().err
 
