@@ -33,6 +33,10 @@ from normalnorm.layers.normalizers import (
     RootMeanSquareNorm,
     FilterResponseNorm,
 )
+from normalnorm.layers.pointwise import (
+    DynamicTanh,
+    DynamicErf,
+)
 from normalnorm.layers.sync import (
     SyncBatchNormalNorm,
 )
@@ -88,6 +92,8 @@ __all__ = [
     "LMBVNorm",
     "RootMeanSquareNorm",
     "FilterResponseNorm",
+    "DynamicTanh",
+    "DynamicErf",
     "SyncBatchNormalNorm",
     "SyncDecorrelatedBatchNorm",
     "SyncDecorrelatedBatchNormalNorm",

@@ -20,6 +20,8 @@ LAYERS = {
     "LMBVNorm": "normalizers",
     "RootMeanSquareNorm": "normalizers",
     "FilterResponseNorm": "normalizers",
+    "DynamicTanh": "pointwise",
+    "DynamicErf": "pointwise",
     "SyncBatchNormalNorm": "sync",
     "SyncDecorrelatedBatchNorm": "sync_decorrelated",
     "SyncDecorrelatedBatchNormalNorm": "sync_decorrelated",

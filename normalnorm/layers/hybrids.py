@@ -47,6 +47,7 @@ from normalnorm.layers.functional import (
 )
 from .normality import _BatchLayer, _NormalNorm
 from .normalizers import POINTS, About, Point, _made
+from .pointwise import DynamicErf, DynamicTanh
 from ..theory.gradient import Gaussianizer, Identity
 from ..theory.newton import Over, number, upcast
 
@@ -545,6 +546,20 @@ _BESIDE = {
         r"{\sqrt{(1-1/\pi)/2}}",
         "Arpit et al. (2016)",
         lambda shape, **o: PropagatedNorm(shape[0], **o),
+    ),
+    "DyT": Point(
+        "–",
+        "–",
+        r"\gamma\tanh(\alpha z)+\beta",
+        "Zhu et al. (2025)",
+        DynamicTanh,
+    ),
+    "Derf": Point(
+        "–",
+        "–",
+        r"\gamma\operatorname{erf}(\alpha z+s)+\beta",
+        "Chen et al. (2025)",
+        DynamicErf,
     ),
 }
 NORMALIZERS: dict[str, Point] = {**POINTS, **_BESIDE}

@@ -1,6 +1,7 @@
-"""A layer is one chapter and one row: Dynamic tanh, which has no statistics,
-and a norm by the mean absolute deviation, put into a copy of the repository as
-CONTRIBUTING says. Nothing else is edited; the tests of every row try them.
+"""A layer is one chapter and one row: a dynamic arctangent, which has no
+statistics, and a norm by the mean absolute deviation, put into a copy of the
+repository as CONTRIBUTING says. Nothing else is edited; the tests of every row
+try them.
 """
 
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from tools.files import ROOT
 
-DYNAMIC_TANH = '''#| export
+DYNAMIC_ARCTAN = '''#| export
 import torch
 from torch import Tensor, nn
 
@@ -28,17 +29,17 @@ from normalnorm.layers.guards import (
 )
 
 
-class DynamicTanh(Leaf):
-    """Dynamic tanh over the last axes, of sizes `normalized_shape`: no
+class DynamicArctan(Leaf):
+    """Dynamic arctangent over the last axes, of sizes `normalized_shape`: no
     statistics at all.
 
-    y = γ·tanh(α·u) + β
+    y = γ·arctan(α·u) + β
 
-    `alpha`: what α begins with. Source: Zhu et al. (2025), Eq. 1.
+    `alpha`: what α begins with. Source: chapter 311.
 
     Example:
 
-        >>> DynamicTanh(2)(torch.zeros(1, 2)).tolist()
+        >>> DynamicArctan(2)(torch.zeros(1, 2)).tolist()
         [[0.0, 0.0]]
     """
 
@@ -60,16 +61,16 @@ class DynamicTanh(Leaf):
                 f"the input's last axes must be normalized_shape={shape}, "
                 f"given a shape of {tuple(input.shape)}"
             )
-        x = torch.tanh(self.alpha * input) * self.weight + self.bias
+        x = torch.atan(self.alpha * input) * self.weight + self.bias
         return x.to(input.dtype)
 
 
 register(
-    DynamicTanh,
-    "dyt",
+    DynamicArctan,
+    "dya",
     axes="B … C",
     unit=None,
-    reference=lambda own, x: own.weight * torch.tanh(own.alpha * x) + own.bias,
+    reference=lambda own, x: own.weight * torch.atan(own.alpha * x) + own.bias,
 )'''
 ABSOLUTE_DEVIATION = '''#| export
 from torch import Tensor
@@ -135,7 +136,7 @@ register(
     AbsoluteDeviation, "mad", axes="B C …", unit="C", reference=_by_rows
 )'''
 CHAPTERS = {
-    "316_layers.dynamic_tanh": ("Dynamic tanh", DYNAMIC_TANH),
+    "316_layers.dynamic_arctan": ("Dynamic arctangent", DYNAMIC_ARCTAN),
     "317_layers.absolute_deviation": ("By absolute values", ABSOLUTE_DEVIATION),
 }
 BEFORE = "      - file: nbs/320_theory.geometry\n"
@@ -188,16 +189,17 @@ def test_they_are_public_and_tried_like_every_row(copy):
     "By name, in the table, and by the tests of rows."
     asked = (
         "import normalnorm; from normalnorm.layers.families import named; "
-        "print(normalnorm.DynamicTanh(3)); print(named('mad').make(3))"
+        "print(normalnorm.DynamicArctan(3)); print(named('mad').make(3))"
     )
     made = written(copy, "timeit", "-n1", "-r1", asked)
-    assert "DynamicTanh()" in made and "AbsoluteDeviation()" in made
+    assert "DynamicArctan()" in made and "AbsoluteDeviation()" in made
     files = ("families", "accepted", "harness", "state", "modules", "traced")
     said = written(
         copy,
         *("pytest", "-vv", "-p", "no:cacheprovider", "-n", "0", "-k"),
-        "dyt or mad or Tanh or Absolute or exported or formula or gaussianizer",
+        "dya or mad or Arctan or Absolute or exported or formula "
+        "or gaussianizer",
         *(f"tests/layers/test_{name}.py" for name in files),
     )
-    assert min(said.count("[dyt "), said.count("[mad ")) > 10
+    assert min(said.count("[dya "), said.count("[mad ")) > 10
     assert "FAILED" not in said and "failed" not in said
