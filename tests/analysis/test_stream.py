@@ -6,10 +6,17 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from torch import nn
 
-from normalnorm.analysis.stream import derf, forecast, layer_norm, stream
+from normalnorm.analysis.stream import (
+    bounded,
+    derf,
+    forecast,
+    layer_norm,
+    stream,
+)
 from normalnorm.layers.pointwise import DynamicErf
 from tests.refusals import refusals
 
@@ -56,6 +63,25 @@ def test_networks_of_drawn_matrices_follow_the_recursions(place, norm, of):
         wanted = np.array([v[-1] for v in stream(place, of, 6)])
         error = 3 * np.std(found, 0) / math.sqrt(nets) + 8 * wanted / n
         assert (abs(np.mean(found, 0) - wanted) < error).all(), (n, found)
+
+
+def test_quadrature_finds_what_has_a_closed_form():
+    """At other powers than 1; and of a line, which is a layer norm but for its
+    size.
+    """
+    slope = lambda u: 2 / math.sqrt(math.pi) * np.exp(-(u**2))
+    for q, k in ((0.3, 0.1), (2.0, -1.5), (4.0, 4.0)):
+        for found, known in (
+            (bounded(scipy.special.erf, slope), derf(1.0)),
+            (bounded(lambda u: 3 * u, lambda u: 3 + 0 * u), None),
+        ):
+            wanted = (
+                (known.product(q, k), known.power(q), known.slope(q))
+                if known
+                else (9 * k, 9 * q, 9.0)
+            )
+            made = found.product(q, k), found.power(q), found.slope(q)
+            np.testing.assert_allclose(made, wanted, rtol=1e-6)
 
 
 def test_places_and_gains_that_need_no_network():
