@@ -87,6 +87,8 @@ def test_quadrature_finds_what_has_a_closed_form():
 def test_places_and_gains_that_need_no_network():
     one = stream("none", derf(), 3, gain=2.0)
     assert one.power == one.gradient == [1.0, 5.0, 25.0, 125.0]
+    noisy = stream("peri", layer_norm(noise=1.0), 3)  # of power 1 behind
+    assert noisy.power == pytest.approx([1.0, 2.0, 3.0, 4.0])
     start = stream("pre", layer_norm(), 0, cosine=0.3)
     assert start == ([1.0], [0.3], [1.0])
     shifted = stream("pre", layer_norm(), 1, gain=3.0, cosine=1.0)
