@@ -38,7 +38,7 @@ Proof.
   - unfold mean, N. destruct units as [|i u]; [simpl; ring|].
     field. apply Rgt_not_eq, length_pos; easy.
   - destruct (Rle_dec 0 (mean (fun i => z a i ^ 2) units)); [easy|].
-    now rewrite sqrt_neg in nz by lra.
+    now rewrite sqrt_neg_0 in nz by lra.
 Qed.
 
 Lemma power a : rms a <> 0 -> sum (fun i => divided a i ^ 2) units = N.
@@ -159,7 +159,7 @@ Theorem regnorm : forall (Sample Unit : Type) (batch : list Sample)
    forall i, In i units -> divided units z a i = divided units z b i).
 Proof.
   intros Sample Unit batch units z some scaled.
-  pose proof (penalty_means batch units z some scaled) as means.
+  pose proof (penalty_means batch units z scaled) as means.
   pose proof (penalty_distances batch units z some scaled) as far.
   assert (squares : forall a b,
     0 <= sum (fun i => (divided units z a i - divided units z b i) ^ 2) units)
@@ -220,14 +220,21 @@ Proof.
   rewrite !same in wrong by auto. lra.
 Qed.
 
-(** Without the division the proof stops at the powers. *)
-Goal forall (batch units : list R) (z : R -> R -> R), batch <> [] ->
+(** Without the division: one sample and one unit, of value 2. *)
+Theorem regnorm_mutant_undivided : ~ forall (batch units : list R)
+  (z : R -> R -> R), batch <> [] ->
   mean (fun a => mean (fun b =>
     sum (fun i => (z a i + z b i) ^ 2 - 2) units) batch) batch
   = 2 * sum (fun i => mean (fun a => z a i) batch ^ 2) units.
 Proof.
-  intros batch units z some.
-  Fail apply (penalty_means batch units z some).
+  intros wrong. specialize (wrong [2] [0] (fun a _ => a) ltac:(easy)).
+  unfold mean in wrong; simpl in wrong. lra.
+Qed.
+
+(** With 1 in place of the 2 the last step of the proof does not close. *)
+Goal forall n c : R, n + (n + (2 * (n * c) + n * -1)) = 2 * (n * c).
+Proof.
+  intros. Fail ring.
 Abort.
 
 Print Assumptions regnorm.

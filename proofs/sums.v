@@ -84,6 +84,13 @@ Proof.
   apply Rlt_le, Rinv_0_lt_compat, length_pos; easy.
 Qed.
 
+Lemma mean_le f g l :
+  l <> nil -> (forall x, In x l -> f x <= g x) -> mean f l <= mean g l.
+Proof.
+  intros some le. apply Rmult_le_compat_r; [|now apply sum_le].
+  apply Rlt_le, Rinv_0_lt_compat, length_pos; easy.
+Qed.
+
 Lemma mean_zero f l :
   (forall x, In x l -> 0 <= f x) -> mean f l = 0 ->
   forall x, In x l -> f x = 0.
