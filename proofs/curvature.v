@@ -201,25 +201,22 @@ Proof.
     + symmetry. now apply is_derive_unique.
 Qed.
 
-Lemma nll_second :
-  Derive_n (nll h) 2 1
-  = variance2 1 / (2 * variance h 1) - variance1 1 ^ 2 / (2 * variance h 1 ^ 2).
+Lemma nll1_derive : is_derive (Derive (nll h)) 1
+  (variance2 1 / (2 * variance h 1) - variance1 1 ^ 2 / (2 * variance h 1 ^ 2)).
 Proof.
   assert (near : 0 < 1 < 2) by lra.
   pose proof (variance_derive 1 near) as first.
   pose proof (variance1_derive 1 near) as second.
-  change (Derive_n (nll h) 2 1) with (Derive (Derive (nll h)) 1).
-  transitivity (Derive nll1 1).
-  - apply Derive_ext_loc.
-    assert (C : continuous (variance h) 1)
+  apply (is_derive_ext_loc nll1).
+  - assert (C : continuous (variance h) 1)
       by (apply @ex_derive_continuous; now exists (variance1 1)).
     assert (L : locally 1 (fun l => 0 < variance h l))
       by (apply C, (locally_open (fun u => 0 < u)); [apply open_gt|easy..]).
     assert (M : locally 1 (fun l => 0 < l < 2))
       by (apply (locally_interval _ _ 0 2); simpl; auto; lra).
     generalize (filter_and _ _ L M). apply filter_imp. intros l [pos here].
-    now apply is_derive_unique, nll_derive.
-  - apply is_derive_unique. unfold nll1. auto_derive.
+    now symmetry; apply is_derive_unique, nll_derive.
+  - unfold nll1. auto_derive.
     + repeat split; [now exists (variance2 1)|now exists (variance1 1)|lra].
     + replace (Derive (fun l => variance h l) 1) with (variance1 1)
         by (symmetry; now apply is_derive_unique).
@@ -256,10 +253,11 @@ Proof.
   rewrite one, two. fold m (slope h) b. ring.
 Qed.
 
-Lemma second_derivative h : standardized h ->
-  Derive_n (nll h) 2 1 = 1 - mean q h + mean d h ^ 2 + 2 * omega h.
+Lemma second_is_derive h : standardized h ->
+  is_derive_n (nll h) 2 1 (1 - mean q h + mean d h ^ 2 + 2 * omega h).
 Proof.
-  intros std. pose proof (standardized_some h std) as some.
+  intros std. change (is_derive (Derive (nll h)) 1
+    (1 - mean q h + mean d h ^ 2 + 2 * omega h)). pose proof (standardized_some h std) as some.
   rewrite omega_means by easy. destruct std as [one two].
   assert (V : variance h 1 = 1).
   { rewrite variance_squares by easy.
@@ -267,7 +265,7 @@ Proof.
     rewrite (mean_ext (fun x => psi x 1) (fun x => x))
       by (intros; apply psi_at_1).
     rewrite one, two; ring. }
-  rewrite nll_second by (easy || lra). rewrite V.
+  evar_last; [apply nll1_derive; [easy|lra]|]. rewrite V.
   unfold variance1, variance2.
   rewrite (mean_ext (fun x => psi x 1 * psi1 x 1) (fun x => x * d x))
     by (intros; now rewrite psi_at_1, psi1_at_1).
@@ -281,6 +279,10 @@ Proof.
     destruct (sign_cases x) as [[-> same]|[-> same]];
       set (a := Rabs x) in *; clearbody a; subst x; ring.
 Qed.
+
+Lemma second_derivative h : standardized h ->
+  Derive_n (nll h) 2 1 = 1 - mean q h + mean d h ^ 2 + 2 * omega h.
+Proof. intros. now apply is_derive_n_unique, second_is_derive. Qed.
 
 Lemma identity h T t c : standardized h ->
   Derive_n (nll h) 2 1 = T + omega h
@@ -465,8 +467,10 @@ Proof.
   intros; apply pow2_ge_0.
 Qed.
 
+(** [Derive_n] is a number for every function: that it is the derivative is the
+    first part. *)
 Theorem curvature_sharp : forall h : list R, standardized h ->
-  0 <= omega h /\
+  ex_derive_n (nll h) 2 1 /\ 0 <= omega h /\
   2 * (1 - ln 2) ^ 2 + omega h <= Derive_n (nll h) 2 1 /\
   (Derive_n (nll h) 2 1 = 2 * (1 - ln 2) ^ 2 ->
    forall x, In x h -> x = 1 \/ x = -1).
@@ -474,7 +478,8 @@ Proof.
   intros h std. pose proof (omega_nonneg h std) as rest.
   pose proof (standardized_some h std) as some.
   destruct (pointwise (slope h)) as [t [c point]].
-  rewrite (identity h T0 t c std). fold T0. split; [easy|].
+  rewrite (identity h T0 t c std). fold T0.
+  split; [eexists; now apply second_is_derive|]. split; [easy|].
   assert (above : 0 <= mean (fun x => f T0 t c (Rabs x)
     + (d x - t - slope h * x) ^ 2) h).
   { apply mean_nonneg; [easy|]. intros x _. apply point. }
@@ -488,7 +493,7 @@ Qed.
 Corollary curvature_bound : forall h : list R, standardized h ->
   2 * (1 - ln 2) ^ 2 <= Derive_n (nll h) 2 1.
 Proof.
-  intros h std. destruct (curvature_sharp h std) as [? [? _]]. lra.
+  intros h std. destruct (curvature_sharp h std) as [_ [? [? _]]]. lra.
 Qed.
 
 (** The bound is attained. *)
