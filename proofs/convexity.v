@@ -47,7 +47,8 @@ Lemma log_convex_plus F G :
   log_convex F -> log_convex G -> log_convex (fun l => F l + G l).
 Proof.
   intros one two lambda mu w a b range.
-  pose proof (one lambda mu w a b range). pose proof (two lambda mu w a b range).
+  pose proof (one lambda mu w a b range).
+  pose proof (two lambda mu w a b range).
   lra.
 Qed.
 
@@ -135,7 +136,8 @@ Proof.
   destruct (MVT_cor2 (P lambda) (fun t => exp ((lambda - 1) * ln (1 + t))) x y)
     as [t [E inside]]; [lra|..].
   - intros t range. apply is_derive_Reals, P_derive. lra.
-  - pose proof (Rmult_lt_0_compat _ (y - x) (exp_pos ((lambda - 1) * ln (1 + t)))
+  - pose proof (Rmult_lt_0_compat _ (y - x)
+      (exp_pos ((lambda - 1) * ln (1 + t)))
       ltac:(lra)). lra.
 Qed.
 
@@ -206,7 +208,8 @@ Proof.
   pose proof (P_rises (2 - lambda) (Rmax 0 (- y)) (Rmax 0 (- x))).
   destruct (Rle_lt_dec y 0).
   - assert (Rmax 0 (- y) < Rmax 0 (- x)) by (rewrite !Rmax_right; lra).
-    pose proof (P_rises_strictly (2 - lambda) (Rmax 0 (- y)) (Rmax 0 (- x))). lra.
+    pose proof (P_rises_strictly (2 - lambda) (Rmax 0 (- y)) (Rmax 0 (- x))).
+    lra.
   - assert (Rmax 0 x < Rmax 0 y)
       by (unfold Rmax; repeat destruct (Rle_dec _ _); lra).
     pose proof (P_rises_strictly lambda (Rmax 0 x) (Rmax 0 y)). lra.
@@ -246,7 +249,8 @@ Proof.
   intros some. rewrite variance_squares by easy.
   set (m := mean (fun x => psi x lambda) h).
   set (s := mean (fun x => psi x lambda ^ 2) h).
-  rewrite (mean_ext _ (fun x => psi x lambda ^ 2 + (-2 * m * psi x lambda + s))).
+  rewrite (mean_ext _
+    (fun x => psi x lambda ^ 2 + (-2 * m * psi x lambda + s))).
   - rewrite !mean_plus, mean_scal, mean_const by easy. fold m s. ring.
   - intros x _.
     rewrite (mean_ext _ (fun y => psi x lambda ^ 2
@@ -261,7 +265,8 @@ Definition constant (h : list R) : Prop :=
 Lemma variance_pos h lambda : ~ constant h -> 0 < variance h lambda.
 Proof.
   intros varied. assert (some : h <> []) by (intros ->; now apply varied).
-  assert (inner : forall x, 0 <= mean (fun y => (psi x lambda - psi y lambda) ^ 2) h)
+  assert (inner : forall x,
+    0 <= mean (fun y => (psi x lambda - psi y lambda) ^ 2) h)
     by (intros; apply mean_nonneg; [easy|intros; apply pow2_ge_0]).
   pose proof (mean_nonneg _ h some (fun x _ => inner x)) as pos.
   pose proof (variance_pairs h lambda some) as pairs.
@@ -331,7 +336,8 @@ Proof.
   assert (up : forall lambda, psi 1 lambda = expm1_over lambda (ln 2)).
   { intros. rewrite psi_parts, Rmax_right, Rmax_left, P_0 by lra. unfold P.
     replace (1 + 1) with 2 by ring. ring. }
-  assert (down : forall lambda, psi (-1) lambda = - expm1_over (2 - lambda) (ln 2)).
+  assert (down : forall lambda,
+    psi (-1) lambda = - expm1_over (2 - lambda) (ln 2)).
   { intros. rewrite psi_parts, Rmax_left, Rmax_right, P_0 by lra. unfold P.
     replace (1 + - -1) with 2 by ring. ring. }
   assert (at_0 : expm1_over 0 (ln 2) = ln 2)
@@ -343,7 +349,8 @@ Proof.
   { unfold expm1_over. replace (2 * ln 2) with (ln 2 + ln 2) by ring.
     rewrite exp_plus, exp_ln by lra. destruct (Req_EM_T 2 0); lra. }
   assert (slogs : mean slog [-1; 1] = 0).
-  { unfold mean, slog, sign; simpl. rewrite (Rabs_left (-1)), Rabs_pos_eq by lra.
+  { unfold mean, slog, sign; simpl.
+    rewrite (Rabs_left (-1)), Rabs_pos_eq by lra.
     destruct (Rle_dec 0 (-1)), (Rle_dec 0 1); try lra.
     replace (1 + - -1) with (1 + 1) by ring. field. }
   assert (halved : forall x, 0 < x -> ln (x ^ 2) / 2 = ln x).
@@ -399,3 +406,5 @@ Proof.
 Abort.
 
 Print Assumptions nll_convex.
+Print Assumptions nll_mutant_concave.
+Print Assumptions nll_mutant_outside.

@@ -55,7 +55,8 @@ Proof.
   - unfold E1. auto_derive; [lra|]. field; lra.
 Qed.
 
-Lemma E1_derive eta l : 0 < eta -> is_derive (fun eta => E1 eta l) eta (E2 eta l).
+Lemma E1_derive eta l :
+  0 < eta -> is_derive (fun eta => E1 eta l) eta (E2 eta l).
 Proof.
   intros pos. unfold E1, E2. auto_derive.
   - nra.
@@ -137,7 +138,8 @@ Section Derivatives.
 Variable h : list R.
 Hypothesis some : h <> nil.
 
-Definition variance1 lambda := 2 * (mean (fun x => psi x lambda * psi1 x lambda) h
+Definition variance1 lambda :=
+  2 * (mean (fun x => psi x lambda * psi1 x lambda) h
   - mean (fun x => psi x lambda) h * mean (fun x => psi1 x lambda) h).
 
 Definition variance2 lambda :=
@@ -186,7 +188,8 @@ Qed.
 
 Hypothesis spread : 0 < variance h 1.
 
-Definition nll1 lambda := variance1 lambda / (2 * variance h lambda) - mean slog h.
+Definition nll1 lambda :=
+  variance1 lambda / (2 * variance h lambda) - mean slog h.
 
 Lemma nll_derive lambda :
   0 < lambda < 2 -> 0 < variance h lambda ->
@@ -257,7 +260,8 @@ Lemma second_is_derive h : standardized h ->
   is_derive_n (nll h) 2 1 (1 - mean q h + mean d h ^ 2 + 2 * omega h).
 Proof.
   intros std. change (is_derive (Derive (nll h)) 1
-    (1 - mean q h + mean d h ^ 2 + 2 * omega h)). pose proof (standardized_some h std) as some.
+    (1 - mean q h + mean d h ^ 2 + 2 * omega h)).
+  pose proof (standardized_some h std) as some.
   rewrite omega_means by easy. destruct std as [one two].
   assert (V : variance h 1 = 1).
   { rewrite variance_squares by easy.
@@ -280,15 +284,15 @@ Proof.
       set (a := Rabs x) in *; clearbody a; subst x; ring.
 Qed.
 
-Lemma second_derivative h : standardized h ->
+Theorem second_derivative : forall h : list R, standardized h ->
   Derive_n (nll h) 2 1 = 1 - mean q h + mean d h ^ 2 + 2 * omega h.
 Proof. intros. now apply is_derive_n_unique, second_is_derive. Qed.
 
-Lemma identity h T t c : standardized h ->
+Theorem identity : forall (h : list R) (T t c : R), standardized h ->
   Derive_n (nll h) 2 1 = T + omega h
     + mean (fun x => f T t c (Rabs x) + (d x - t - slope h * x) ^ 2) h.
 Proof.
-  intros std. rewrite second_derivative by easy.
+  intros h T t c std. rewrite second_derivative by easy.
   pose proof (omega_means h std) as rest.
   pose proof (standardized_some h std) as some. destruct std as [one two].
   set (b := slope h) in *.
@@ -328,7 +332,8 @@ Proof.
     by (rewrite <- ln_mult; [f_equal; field; lra|lra|
         apply Rdiv_lt_0_compat; lra]).
   assert (0 < y / z) by (apply Rdiv_lt_0_compat; lra).
-  pose proof (exp_ineq1_le (ln (y / z))) as above. rewrite exp_ln in above by easy.
+  pose proof (exp_ineq1_le (ln (y / z))) as above.
+  rewrite exp_ln in above by easy.
   replace ((y - z) / z) with (y / z - 1) by (field; lra). lra.
 Qed.
 
@@ -440,7 +445,8 @@ Lemma pointwise b : exists t c, forall x,
 Proof.
   destruct (Rle_dec (Rabs b) (1 / 2)) as [small|large].
   - exists t1, c1. intros x.
-    assert (S : pos (Rabs (d x - t1) - Rabs x / 2) ^ 2 <= (d x - t1 - b * x) ^ 2).
+    assert (S :
+      pos (Rabs (d x - t1) - Rabs x / 2) ^ 2 <= (d x - t1 - b * x) ^ 2).
     { apply pos_square. pose proof (Rabs_triang_inv (d x - t1) (b * x)) as tri.
       rewrite Rabs_mult in tri. pose proof (Rabs_pos x). nra. }
     destruct (Req_dec (Rabs x) 1) as [same|apart].
@@ -451,7 +457,8 @@ Proof.
     + pose proof (certificate_1 (Rabs x) (Rabs_pos x) apart) as strict.
       fold (d x) in strict. split; [lra|]. intros; lra.
   - exists t2, c2. intros x.
-    assert (S : pos (Rabs x / 2 - Rabs (d x - t2)) ^ 2 <= (d x - t2 - b * x) ^ 2).
+    assert (S :
+      pos (Rabs x / 2 - Rabs (d x - t2)) ^ 2 <= (d x - t2 - b * x) ^ 2).
     { apply pos_square. rewrite (Rabs_minus_sym (d x - t2)).
       pose proof (Rabs_triang_inv (b * x) (d x - t2)) as tri.
       rewrite Rabs_mult in tri. pose proof (Rabs_pos x). nra. }
@@ -484,7 +491,8 @@ Proof.
     + (d x - t - slope h * x) ^ 2) h).
   { apply mean_nonneg; [easy|]. intros x _. apply point. }
   split; [lra|]. intros equal x inside. apply point.
-  apply (mean_zero (fun x => f T0 t c (Rabs x) + (d x - t - slope h * x) ^ 2) h);
+  apply (mean_zero
+    (fun x => f T0 t c (Rabs x) + (d x - t - slope h * x) ^ 2) h);
     [|lra|easy].
   intros y _. apply point.
 Qed.
@@ -494,6 +502,14 @@ Corollary curvature_bound : forall h : list R, standardized h ->
   2 * (1 - ln 2) ^ 2 <= Derive_n (nll h) 2 1.
 Proof.
   intros h std. destruct (curvature_sharp h std) as [_ [? [? _]]]. lra.
+Qed.
+
+(** The weaker bound of one certificate. *)
+Corollary curvature_well_posed : forall h : list R, standardized h ->
+  1879 / 10000 <= Derive_n (nll h) 2 1.
+Proof.
+  intros h std. eapply Rle_trans; [|now apply curvature_bound].
+  interval with (i_prec 40).
 Qed.
 
 (** The bound is attained. *)
@@ -532,6 +548,9 @@ Proof.
   specialize (wrong _ std). lra.
 Qed.
 
+Print Assumptions second_derivative.
+Print Assumptions identity.
 Print Assumptions curvature_sharp.
+Print Assumptions curvature_well_posed.
 Print Assumptions curvature_attained.
 Print Assumptions curvature_mutant.

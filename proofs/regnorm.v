@@ -32,7 +32,8 @@ Definition mean_cosine : R :=
 
 Definition scaled : Prop := forall a, In a batch -> rms a <> 0.
 
-Lemma rms_square a : rms a <> 0 -> rms a ^ 2 * N = sum (fun i => z a i ^ 2) units.
+Lemma rms_square a :
+  rms a <> 0 -> rms a ^ 2 * N = sum (fun i => z a i ^ 2) units.
 Proof.
   intros nz. unfold rms in *. rewrite pow2_sqrt.
   - unfold mean, N. destruct units as [|i u]; [simpl; ring|].
@@ -94,7 +95,8 @@ Hypothesis nonzero : scaled.
 Lemma penalty_means : penalty = 2 * sum (fun i => mean_of i ^ 2) units.
 Proof.
   unfold penalty.
-  rewrite (mean_ext _ (fun a => 2 * sum (fun i => divided a i * mean_of i) units)).
+  rewrite (mean_ext _
+    (fun a => 2 * sum (fun i => divided a i * mean_of i) units)).
   - rewrite mean_scal, mean_sum. f_equal. apply sum_ext. intros i _.
     rewrite (mean_ext _ (fun a => mean_of i * divided a i)) by (intros; ring).
     rewrite mean_scal. fold (mean_of i). ring.
@@ -149,7 +151,8 @@ End RegNorm.
 Theorem regnorm : forall (Sample Unit : Type) (batch : list Sample)
   (units : list Unit) (z : Sample -> Unit -> R),
   batch <> [] -> (forall a, In a batch -> rms units z a <> 0) ->
-  penalty batch units z = 2 * sum (fun i => mean_of batch units z i ^ 2) units /\
+  penalty batch units z
+  = 2 * sum (fun i => mean_of batch units z i ^ 2) units /\
   penalty batch units z = 2 * N units * mean_cosine batch units z /\
   0 <= penalty batch units z <= 2 * N units /\
   (penalty batch units z = 0 <->
@@ -187,7 +190,8 @@ Proof.
       rewrite top, Rminus_diag_eq in far by easy. symmetry in far.
       pose proof (mean_zero _ batch (fun a _ => inner a) far a at_a) as one.
       pose proof (mean_zero _ batch (fun b _ => squares a b) one b at_b) as two.
-      pose proof (sum_zero _ units (fun i _ => pow2_ge_0 _) two i inside) as three.
+      pose proof (sum_zero _ units (fun i _ => pow2_ge_0 _) two i inside)
+        as three.
       simpl in three. rewrite Rmult_1_r in three.
       apply Rsqr_0_uniq in three. lra.
     + intros same. symmetry. apply Rminus_diag_uniq. rewrite far.
@@ -238,3 +242,5 @@ Proof.
 Abort.
 
 Print Assumptions regnorm.
+Print Assumptions regnorm_mutant.
+Print Assumptions regnorm_mutant_undivided.

@@ -143,3 +143,5 @@ Abort.
 
 Print Assumptions shares.
 Print Assumptions shares_relu.
+Print Assumptions shares_mutant_homogeneous.
+Print Assumptions shares_mutant_sign.

@@ -307,7 +307,7 @@ def write(folder: Path, root: Path = ROOT) -> list[Path]:
     for chapter in tutorials(root):
         written.append(folder / chapter.path.name)
         save(written[-1], notebook(chapter))
-    for pattern in "**/book", "benchmarks":
+    for pattern in "**/book", "benchmarks", "proofs":
         for rows in sorted((root / "results").glob(pattern)):
             shutil.copytree(
                 rows, folder / rows.relative_to(root), dirs_exist_ok=True
