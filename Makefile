@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel homes mutants records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel homes mutants proofs records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -55,6 +55,11 @@ mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module
 
 homes: $(VENV)/.ready  ## sixty architectures of timm, transformers and torchvision converted, saved, loaded, frozen and back, into results/homes.json (six minutes; not part of CI)
 	@$(BIN)/python -m tools.homes
+
+proofs: $(VENV)/.ready  ## theorems of the book, and mutants of them, through Coq's kernel, into results/proofs (two minutes; Debian's coq, libcoq-interval and libcoq-coquelicot, 0.7 GB; not part of CI)
+	@command -v coqc >/dev/null || { command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq coq libcoq-interval libcoq-coquelicot >/dev/null || true; }
+	@$(BIN)/python -m tools.proofs
+	@$(BIN)/python -m tools.records --made proofs
 
 records: $(VENV)/.ready  ## which measured results are older than their code; asks their witnesses, writes results/records.json
 	@$(BIN)/python -m tools.records

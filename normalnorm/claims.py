@@ -18,12 +18,14 @@ __all__ = [
     "ledger",
     "select",
     "verify",
+    "kernel_checked",
 ]
 
 # %% ../nbs/710_claims.ipynb #1fe3bd8c
 import html
 import importlib
 import importlib.util
+import json
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +50,13 @@ KINDS = (
     "empirical",
 )
 VERDICTS = ("holds", "holds if", "misprinted", "fails", "open")
-EVIDENCE = ("proof", "symbolic", "numerical", "experiment")
+EVIDENCE = (
+    "kernel-checked",
+    "proof",
+    "symbolic",
+    "numerical",
+    "experiment",
+)
 
 
 @dataclass(frozen=True)
@@ -436,3 +444,22 @@ def verify(
     """
     for entry in ledger() if claims is None else claims:
         yield run_claim(entry, mutant=mutants, device=device)
+
+
+# %% ../nbs/710_claims.ipynb #f2a74de4
+def kernel_checked(identifier: str) -> str:
+    """What Coq's kernel has checked of a claim: the theorem, behind the
+    definitions that it speaks of.
+
+    Raises `KeyError` for a claim of other evidence. Source: `proofs/` in the
+    repository.
+
+    Example:
+
+        >>> print(kernel_checked("slope-shares").splitlines()[-1].strip())
+        s phi dphi l = 1 - b phi dphi l - D phi dphi l.
+    """
+    from normalnorm.experiments.results import book_results
+
+    record = book_results() / "proofs" / "theorems.json"
+    return json.loads(record.read_text("utf-8"))["claims"][identifier]

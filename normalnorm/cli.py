@@ -40,7 +40,7 @@ def _line(outcome: claims.Outcome) -> str:
     )
     return (
         f"{_MARK[outcome.outcome]} {c.id:26s} {c.verdict:12s} "
-        f"{c.evidence:10s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
+        f"{c.evidence:14s} {outcome.seconds:6.2f} s  {mutant}".rstrip()
     )
 
 

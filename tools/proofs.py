@@ -6,13 +6,14 @@ what does not go through, and prints the assumptions of its theorems. These may
 be the axioms of Coq's real numbers and the excluded middle, and no others.
 """
 
+import json
 import re
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tools.files import ROOT, ran, save
 
@@ -46,9 +47,10 @@ def source(file: str) -> str:
 
 def statement(file: str, theorem: str) -> str:
     "A theorem as Coq reads it, behind the definitions that it speaks of."
-    kinds = "Definition|Record|Variables|Theorem|Corollary"
-    text = "\n".join(map(source, [*SHARED, file]))
-    said = re.findall(rf"(?ms)^((?:{kinds}) .*?\.)$", text)
+    said = re.findall(
+        r"(?ms)^((?:Definition|Record|Variables|Theorem|Corollary) .*?\.)$",
+        "\n".join(map(source, [*SHARED, file])),
+    )
     at = next(i for i, s in enumerate(said) if s.split()[1] == theorem)
     shown = [said[at]]
     for sentence in reversed(said[:at]):
@@ -64,19 +66,15 @@ def assumptions(printed: str) -> list[str]:
     return sorted(set(re.findall(r"(?m)^(?!Axioms)([\w.]+)\s*:", printed)))
 
 
-def proved(file: str, folder: Path) -> dict:
-    "The row of one file, or what is wrong with it as an error."
+def proved(file: str, folder: Path) -> dict[str, Any]:
+    "The row of one file; the end of the program where something is wrong."
     shutil.copy(ROOT / "proofs" / f"{file}.v", folder)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    words = "coqc -w -ambiguous-paths -Q . normalnorm"
-    done = ran([*words.split(), f"{file}.v"], cwd=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    axioms, text = assumptions(done.stdout), source(file)
+    words = f"coqc -w -ambiguous-paths -Q . normalnorm {file}.v"
+    done, text = ran(words.split(), cwd=folder), source(file)
+    axioms = assumptions(done.stdout)
     if done.returncode or not set(axioms) <= REALS:
         raise SystemExit(f"proofs/{file}.v: {done.stderr or axioms}")
-    theorems = re.findall(r"(?m)^Print Assumptions (\w+)\.$", text)
     return {
-        "seconds": round(after - before, 1),
         "theorems": re.findall(r"(?m)^Print Assumptions (\w+)\.$", text),
         "axioms": axioms,
         "refused": len(re.findall(r"\bFail\b", text.split("Mutants")[-1])),
@@ -85,20 +83,19 @@ def proved(file: str, folder: Path) -> dict:
 
 def main() -> int:
     if not shutil.which("coqc"):
-        print(f"Coq is not installed: apt-get install {NEEDS}", file=sys.stderr)
-        return 1
+        raise SystemExit(f"Coq is not there: apt-get install {NEEDS}")
     with tempfile.TemporaryDirectory() as folder:
         rows = {file: proved(file, Path(folder)) for file in [*SHARED, *FILES]}
     at = {name: file for file in rows for name in rows[file]["theorems"]}
     found = {
         "date": time.strftime("%Y-%m-%d"),
         "coq": ran(["coqc", "--print-version"]).stdout.split()[0],
+        "seconds": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime),
         "files": rows,
         "claims": {c: statement(at[name], name) for c, name in CLAIMS.items()},
     }
     save(RECORD, found)
-    for file, row in rows.items():
-        print(file, row)
+    print(json.dumps(rows, indent=1))
     return 0
 
 
