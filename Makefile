@@ -56,7 +56,7 @@ mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module
 homes: $(VENV)/.ready  ## sixty architectures of timm, transformers and torchvision converted, saved, loaded, frozen and back, into results/homes.json (six minutes; not part of CI)
 	@$(BIN)/python -m tools.homes
 
-proofs: $(VENV)/.ready  ## theorems of the book, and mutants of them, through Coq's kernel, into results/proofs (two minutes; Debian's coq, libcoq-interval and libcoq-coquelicot, 0.7 GB; not part of CI)
+proofs: $(VENV)/.ready  ## theorems of the book, and mutants of them, through Coq's kernel, into results/proofs (a minute; Debian's coq, libcoq-interval and libcoq-coquelicot, 0.7 GB; not part of CI)
 	@command -v coqc >/dev/null || { command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq coq libcoq-interval libcoq-coquelicot >/dev/null || true; }
 	@$(BIN)/python -m tools.proofs
 	@$(BIN)/python -m tools.records --made proofs

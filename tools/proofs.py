@@ -94,6 +94,7 @@ def main() -> int:
         "files": rows,
         "claims": {c: statement(at[name], name) for c, name in CLAIMS.items()},
     }
+    RECORD.parent.mkdir(exist_ok=True)
     save(RECORD, found)
     print(json.dumps(rows, indent=1))
     return 0
