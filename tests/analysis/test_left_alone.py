@@ -12,6 +12,7 @@ from normalnorm.analysis.gradients import gradient_confusion, gradients
 from normalnorm.analysis.power import model_power
 from normalnorm.analysis.propagation import layer_correlations
 from normalnorm.analysis.robustness import fgsm, pgd, robust_accuracy
+from normalnorm.analysis.slope_shares import slope_shares
 from tests.analysis.test_robustness import each_network, network, pixels
 
 MEASURES = {
@@ -26,6 +27,7 @@ MEASURES = {
     ),
     "power": lambda model, x, y: model_power(model, x),
     "before affine": lambda model, x, y: pre_affine(model, x),
+    "slope shares": lambda model, x, y: slope_shares(model, x),
 }
 
 

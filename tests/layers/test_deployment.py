@@ -27,6 +27,7 @@ from normalnorm.layers.weight_decay import (
 )
 from normalnorm.theory.gaussianizers import Chain
 from tests.layers.steps import refusals
+from tests.layers.test_conversion import Act
 from tests.peers import FOLLOWS, installed, onnx_of
 from tools.rows import trials
 
@@ -435,14 +436,6 @@ def dense():
 
 
 def test_fused_layers_fold_and_keep_their_activation():
-    class Act(nn.BatchNorm2d):
-        def __init__(self, c):
-            super().__init__(c)
-            self.drop, self.act = nn.Identity(), nn.SiLU()
-
-        def forward(self, x):
-            return self.act(self.drop(super().forward(x)))
-
     model = seen(
         to_normality(nn.Sequential(nn.Conv2d(3, 4, 3), Act(4)).double()),
         (5, 3, 6, 6),

@@ -20,6 +20,7 @@ from normalnorm.layers.proxy import (
     proxy_statistics,
     quantile_nodes,
 )
+from tests.layers.steps import threads
 from tests.refusals import refusals
 
 BY_TORCH = {
@@ -407,10 +408,9 @@ def test_same_bits_for_any_number_of_threads():
     weight, bias = torch.randn(
         2, 700, generator=torch.Generator().manual_seed(0)
     )
-    threads, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
+    found = []
+    for n in (1, 2, 3):
+        with threads(n):
             found.append(
                 derivatives(
                     partial(proxy_statistics, activation="gelu"),
@@ -418,8 +418,6 @@ def test_same_bits_for_any_number_of_threads():
                     torch.ones(2, 700),
                 )
             )
-    finally:
-        torch.set_num_threads(threads)
     for outputs, gradients in found[1:]:
         assert all(
             torch.equal(a, b)
