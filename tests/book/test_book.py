@@ -122,7 +122,7 @@ def landing_page(folder, change):
     """
     for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
         (folder / name).symlink_to(ROOT / name)
-    for made in ("glyphs-length", "noise-dose"):
+    for made in ("glyphs-length", "noise-dose", "rivals"):
         shutil.copytree(ROOT / "results" / made, folder / "results" / made)
     place = folder / "results" / "noise-dose" / "book"
     path, row = next(
