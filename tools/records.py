@@ -26,7 +26,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -76,7 +76,9 @@ def first_rows(of: Any, path: str) -> dict[str, list[float]]:
     for row in rows.values():
         if row["arm"] not in found:
             found[row["arm"]] = five_steps(
-                known[row["recipe"]].run, row["config"], row["seed"], row["arm"]
+                partial(known[row["recipe"]].run, arm=row["arm"]),
+                row["config"],
+                row["seed"],
             )
     return found
 
