@@ -18,14 +18,12 @@ __all__ = [
     "ledger",
     "select",
     "verify",
-    "kernel_checked",
 ]
 
 # %% ../nbs/710_claims.ipynb #1fe3bd8c
 import html
 import importlib
 import importlib.util
-import json
 import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -444,22 +442,3 @@ def verify(
     """
     for entry in ledger() if claims is None else claims:
         yield run_claim(entry, mutant=mutants, device=device)
-
-
-# %% ../nbs/710_claims.ipynb #f2a74de4
-def kernel_checked(identifier: str) -> str:
-    """What Coq's kernel has checked of a claim: the theorem, behind the
-    definitions that it speaks of.
-
-    Raises `KeyError` for a claim of other evidence. Source: `proofs/` in the
-    repository.
-
-    Example:
-
-        >>> print(kernel_checked("slope-shares").splitlines()[-1].strip())
-        s phi dphi l = 1 - b phi dphi l - D phi dphi l.
-    """
-    from normalnorm.experiments.results import book_results
-
-    record = book_results() / "proofs" / "theorems.json"
-    return json.loads(record.read_text("utf-8"))["claims"][identifier]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..names import near
 from ..theory.correlation_map import correlation_map
@@ -64,7 +64,9 @@ def layer_norm(noise: float = 0.0) -> Normalizer:
 
 
 def derf(alpha: float = 0.5) -> Normalizer:
-    """erf(αu) in the place of a normalizer. Source: @eq-pointwise-moments.
+    """erf(αu) in the place of a normalizer.
+
+    `alpha`: α. Source: @eq-pointwise-moments.
 
     Example:
 

@@ -27,6 +27,7 @@ __all__ = [
     "provenance",
     "default_out",
     "book_results",
+    "kernel_checked",
     "pack_bits",
     "unpack_bits",
     "points_by_image",
@@ -773,6 +774,23 @@ def book_results() -> Path:
 
 def _slug(arm: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", arm.lower()).strip("-")
+
+
+# %% ../../nbs/760_experiments.results.ipynb #f2a74de4
+def kernel_checked(identifier: str) -> str:
+    """What Coq's kernel has checked of a claim: the theorem, behind the
+    definitions that it speaks of.
+
+    `identifier`: of the claim. Raises `KeyError` for one of other evidence.
+    Source: `proofs/` in the repository.
+
+    Example:
+
+        >>> print(kernel_checked("slope-shares").splitlines()[-1].strip())
+        s phi dphi l = 1 - b phi dphi l - D phi dphi l.
+    """
+    record = book_results() / "proofs" / "theorems.json"
+    return json.loads(record.read_text("utf-8"))["claims"][identifier]
 
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de7

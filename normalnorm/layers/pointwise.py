@@ -17,6 +17,7 @@ from .families import register
 from normalnorm.layers.guards import (
     Leaf,
     check_input,
+    check_memory,
     check_precision,
     sizes,
 )
@@ -29,9 +30,10 @@ class DynamicTanh(Leaf):
 
     y = γ·tanh(α·u) + β
 
-    `alpha`: what α, one number, begins with; `elementwise_affine`: whether
-    there are γ and β, of shape `normalized_shape`; `bias`: whether there is β.
-    Input and output (…, `normalized_shape`).
+    `initial_alpha`: what α, one number, begins with; `elementwise_affine`:
+    whether there are γ and β, of shape `normalized_shape`; `bias`: whether
+    there is β; `device`, `dtype`: of all of them. Input and output
+    (…, `normalized_shape`).
 
     Raises `ValueError` where the input does not end in `normalized_shape`,
     `TypeError` for integer or complex input. Source: Zhu et al. (2025), Eq. 1;
@@ -47,7 +49,7 @@ class DynamicTanh(Leaf):
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,
-        alpha: float = 0.5,
+        initial_alpha: float = 0.5,
         elementwise_affine: bool = True,
         device=None,
         dtype=None,
@@ -56,7 +58,7 @@ class DynamicTanh(Leaf):
     ):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
-        self.initial_alpha = number("alpha", alpha)
+        self.initial_alpha = number("initial_alpha", initial_alpha)
         made = {"device": device, "dtype": dtype}
         self.alpha = nn.Parameter(torch.empty((), **made))
         for name, there in (
@@ -70,20 +72,29 @@ class DynamicTanh(Leaf):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        "α as given; the factor 1 and the shift 0."
+        """α as given, the factor 1 and the shifts 0.
+
+        Example:
+
+            >>> layer = DynamicTanh(2, initial_alpha=0.8)
+            >>> layer.reset_parameters()
+            >>> round(layer.alpha.item(), 2), layer.bias.tolist()
+            (0.8, [0.0, 0.0])
+        """
         nn.init.constant_(self.alpha, self.initial_alpha)
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def bounded(self, u: Tensor) -> Tensor:
+    def _bounded(self, u: Tensor) -> Tensor:
         "The function of each value, in the place of normalization."
         return torch.tanh(self.alpha * u)
 
     def forward(self, input: Tensor) -> Tensor:
         "The function, then the affine map."
         check_input(input)
+        check_memory(*self.parameters())
         shape = self.normalized_shape
         check_precision(
             input, alpha=self.alpha, weight=self.weight, bias=self.bias
@@ -93,12 +104,12 @@ class DynamicTanh(Leaf):
                 f"the input's last axes must be normalized_shape={shape}, "
                 f"given a shape of {tuple(input.shape)}"
             )
-        out = affine(self.bounded(upcast(input)), self.weight, self.bias)
+        out = affine(self._bounded(upcast(input)), self.weight, self.bias)
         return saturating_cast(out, input.dtype)
 
     def extra_repr(self) -> str:
         "Sizes, and what α begins with."
-        return f"{self.normalized_shape}, alpha={self.initial_alpha:g}"
+        return f"{self.normalized_shape}, initial_alpha={self.initial_alpha:g}"
 
 
 class DynamicErf(DynamicTanh):
@@ -107,8 +118,10 @@ class DynamicErf(DynamicTanh):
 
     y = γ·erf(α·u + s) + β
 
-    Arguments, errors and shapes as for `DynamicTanh`; s, the parameter `shift`,
-    is one number and begins with 0. Source: Chen et al. (2025); @eq-pointwise.
+    `normalized_shape`, `initial_alpha`, `elementwise_affine`, `device`,
+    `dtype`, `bias`, errors and shapes as for `DynamicTanh`; s, the parameter
+    `shift`, is one number and begins with 0. Source: Chen et al. (2025);
+    @eq-pointwise.
 
     Example:
 
@@ -116,8 +129,24 @@ class DynamicErf(DynamicTanh):
         [[0.0, 1.0]]
     """
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        initial_alpha: float = 0.5,
+        elementwise_affine: bool = True,
+        device=None,
+        dtype=None,
+        *,
+        bias: bool = True,
+    ):
+        super().__init__(
+            normalized_shape,
+            initial_alpha,
+            elementwise_affine,
+            device,
+            dtype,
+            bias=bias,
+        )
         self.shift = nn.Parameter(torch.zeros_like(self.alpha))
 
     def reset_parameters(self) -> None:
@@ -126,7 +155,7 @@ class DynamicErf(DynamicTanh):
         if hasattr(self, "shift"):  # not yet, while the rest is set up
             nn.init.zeros_(self.shift)
 
-    def bounded(self, u: Tensor) -> Tensor:
+    def _bounded(self, u: Tensor) -> Tensor:
         "The function of each value."
         return torch.erf(self.alpha * u + self.shift)
 

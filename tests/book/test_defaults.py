@@ -126,7 +126,6 @@ OTHERS = {
     "to_proxy_norm": {"eps": 0.03},
     "FilterResponseNorm": {"eps": 1e-6},
     "update_bn": {"noise": True},
-    "DynamicTanh": {"alpha": 0.5},
     "derf": {"alpha": 0.5},
     "stream": {"cosine": 0.0, "gain": 1.0},
     **{
