@@ -19,6 +19,7 @@ from normalnorm.layers.guards import (
     check_input,
     check_memory,
     check_precision,
+    check_real,
     sizes,
 )
 from ..theory.newton import number, upcast
@@ -94,11 +95,17 @@ class DynamicTanh(Leaf):
     def forward(self, input: Tensor) -> Tensor:
         "The function, then the affine map."
         check_input(input)
-        check_memory(*self.parameters())
-        shape = self.normalized_shape
-        check_precision(
-            input, alpha=self.alpha, weight=self.weight, bias=self.bias
-        )
+        values, shape = self._parameters, self.normalized_shape
+        check_real(**values)
+        check_precision(input, **values)
+        check_memory(*values.values())
+        for name in ("weight", "bias"):
+            own = values[name]
+            if own is not None and own.shape != shape:
+                raise ValueError(
+                    f"{name} must have the shape normalized_shape={shape}, "
+                    f"given {tuple(own.shape)}"
+                )
         if input.shape[-len(shape) :] != shape:
             raise ValueError(
                 f"the input's last axes must be normalized_shape={shape}, "
