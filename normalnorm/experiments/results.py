@@ -1474,6 +1474,8 @@ def settled(
         {}
     """
     recipe = find(recipe)
+    if not recipe.grid:
+        return recipe
     known = list(current(recipe, scale, scan(recipe, scale, out).rows).values())
     arms = dict(recipe.arms(scale))
     for arm in arms:

@@ -47,6 +47,8 @@ class DynamicTanh(Leaf):
         [[0.0, 1.0]]
     """
 
+    _shifted = False
+
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,
@@ -60,13 +62,14 @@ class DynamicTanh(Leaf):
         super().__init__()
         self.normalized_shape = sizes("normalized_shape", normalized_shape)
         self.initial_alpha = number("initial_alpha", initial_alpha)
-        made = {"device": device, "dtype": dtype}
-        self.alpha = nn.Parameter(torch.empty((), **made))
-        for name, there in (
-            ("weight", elementwise_affine),
-            ("bias", elementwise_affine and bias),
+        shape = self.normalized_shape
+        for name, of, there in (
+            ("alpha", (), True),
+            ("weight", shape, elementwise_affine),
+            ("bias", shape, elementwise_affine and bias),
+            ("shift", (), self._shifted),
         ):
-            value = torch.empty(self.normalized_shape, **made)
+            value = torch.empty(of, device=device, dtype=dtype)
             self.register_parameter(
                 name, nn.Parameter(value) if there else None
             )
@@ -85,8 +88,9 @@ class DynamicTanh(Leaf):
         nn.init.constant_(self.alpha, self.initial_alpha)
         if self.weight is not None:
             nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        for shift in (self.shift, self.bias):
+            if shift is not None:
+                nn.init.zeros_(shift)
 
     def _bounded(self, u: Tensor) -> Tensor:
         "The function of each value, in the place of normalization."
@@ -136,31 +140,7 @@ class DynamicErf(DynamicTanh):
         [[0.0, 1.0]]
     """
 
-    def __init__(
-        self,
-        normalized_shape: int | list[int] | torch.Size,
-        initial_alpha: float = 0.5,
-        elementwise_affine: bool = True,
-        device=None,
-        dtype=None,
-        *,
-        bias: bool = True,
-    ):
-        super().__init__(
-            normalized_shape,
-            initial_alpha,
-            elementwise_affine,
-            device,
-            dtype,
-            bias=bias,
-        )
-        self.shift = nn.Parameter(torch.zeros_like(self.alpha))
-
-    def reset_parameters(self) -> None:
-        "α as given; the factor 1 and the shifts 0."
-        super().reset_parameters()
-        if hasattr(self, "shift"):  # not yet, while the rest is set up
-            nn.init.zeros_(self.shift)
+    _shifted = True
 
     def _bounded(self, u: Tensor) -> Tensor:
         "The function of each value."
@@ -168,7 +148,7 @@ class DynamicErf(DynamicTanh):
 
 
 def _by_operations(own: DynamicTanh, u: Tensor) -> Tensor:
-    derf = hasattr(own, "shift")
+    derf = getattr(own, "shift", None) is not None
     y = torch.erf(own.alpha * u + own.shift) if derf else (own.alpha * u).tanh()
     y = y if own.weight is None else y * own.weight
     return y if own.bias is None else y + own.bias
