@@ -99,7 +99,11 @@ class DynamicTanh(Leaf):
     def forward(self, input: Tensor) -> Tensor:
         "The function, then the affine map."
         check_input(input)
-        values, shape = self._parameters, self.normalized_shape
+        shape = self.normalized_shape
+        values = {
+            name: getattr(self, name)
+            for name in ("alpha", "weight", "bias", "shift")
+        }
         check_real(**values)
         check_precision(input, **values)
         check_memory(*values.values())
