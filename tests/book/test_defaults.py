@@ -105,6 +105,7 @@ OTHERS = {
     "backends": {"momentum": 0.0},
     "native": {"momentum": 0.0},
     "henze_zirkler": {"dim": -2},
+    "bhep": {"beta": 1.0},
     "mutual_information": {"method": "auto", "step": 1.5e-3},
     "excess_mutual_information": {"method": "auto"},
     "power_transform_derivative": {"k": 1},

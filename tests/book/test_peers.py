@@ -17,6 +17,7 @@ PEERS = {
     "statsmodels",
     "pingouin",
     "dcor",
+    "jepa-science",
     "transformers",
     "timm",
     "torchvision",
