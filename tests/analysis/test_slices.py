@@ -43,7 +43,7 @@ def test_axes_dtypes_and_sets():
     assert abs(lengths.mean(1) - 0.25).max() < 0.02
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e3, 1e7])
+@pytest.mark.parametrize("offset", [0.0, 10.0, 1e3, 1e7])
 def test_far_values(offset):
     """The distance of two values does not cancel, and a range that asks for
     more values of t than there are points is a sum over pairs.
@@ -53,7 +53,7 @@ def test_far_values(offset):
     expected = PAIRS * (
         2 * (-((near[:, None] - near) ** 2) / 2).exp().sum() / 60 + 60 / 3**0.5
     )
-    if offset:
+    if offset > 100:
         torch.testing.assert_close(
             epps_pulley(apart), expected, rtol=1e-8, atol=0
         )
@@ -63,6 +63,13 @@ def test_far_values(offset):
         rtol=1e-9,
         atol=0,
     )
+
+
+@pytest.mark.parametrize("centre", [8.0, -8.0])
+def test_values_off_centre(centre):
+    x = 0.1 * torch.randn(100, dtype=torch.float64) + centre
+    exact = PAIRS * bhep(x[:, None])
+    torch.testing.assert_close(epps_pulley(x), exact, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("wide", [1.0, 100.0])

@@ -17,6 +17,7 @@ from normalnorm import plots
 from normalnorm.analysis.attenuation import expected_attenuation
 from normalnorm.analysis.gaussianity import qq_r2
 from normalnorm.analysis.robustness import fgsm, robust_accuracy
+from normalnorm.analysis.stream import derf, layer_norm, stream
 from normalnorm.claims import ledger
 from normalnorm.experiments import data
 from normalnorm.experiments.statistics import detection_power
@@ -66,6 +67,7 @@ DRAGGED = (
     "320_theory.geometry",
     "330_normalizers_at_a_glance",
     "350_theory.correlation_map",
+    "354_analysis.stream",
     "365_scale_in_training",
     "410_layers.proxy",
     "502_analysis.attenuation",
@@ -829,6 +831,51 @@ def correlation(page, phi, gamma, beta, start, depth):
         assert abs(float(page[norm]) - c) < 3e-3, (norm, page[norm], c)
         x, y = points(curve, 0, 1, 0, 1)[:, 30]  # the middle one of 61
         assert abs(y - mapped(x)) < 2e-3
+
+
+@figure(
+    "354_analysis.stream",
+    "place depth xi alpha",
+    [
+        (0, 10, 0, 0.5),
+        (1, 48, 0.7, 1.5),
+        (2, 30, 0.4, 0.1),
+        (3, 20, 1, 0.8),
+        (4, 5, 0, 0.5),
+        (4, 48, 1, 0.5),
+    ],
+    [
+        ("scaled: 1 / l", "scaled: 1"),
+        ("peri: 1 / of.power(q)", "peri: 1"),
+        ("s = apart ? 1", "s = apart ? 0"),
+        ("G *= of.slope(q)", "G *= 1"),
+        ("2 / Math.PI * xi * xi", "2 / Math.PI * xi"),
+        ("Math.sqrt(1 + 2 * a * q)", "Math.sqrt(1 + a * q)"),
+        ("a * k / (1 + a * q)", "a * k / (1 + q)"),
+    ],
+)
+def placed(page, place, depth, xi, alpha):
+    "Gradient and cosine at the end by the chapter's recursions; the curves."
+    name = ("none", "pre", "scaled", "peri", "post")[place]
+    for curve, (kind, normalizer) in enumerate(
+        (("layer", layer_norm(xi)), ("derf", derf(alpha)))
+    ):
+        if name == "post" and kind == "derf":
+            assert page[kind] == page["derf-cosine"] == "–"
+            assert len(page["paths"]["gradient"]) == 1
+            continue
+        found = stream(name, normalizer, depth)
+        close(page, 6e-4, **{f"{kind}-cosine": found.cosine[-1]})
+        G = float(page[kind].replace("−", "-"))
+        assert abs(G / found.gradient[-1] - 1) < 6e-3
+        for panel, low, high, of in (
+            ("gradient", -1, 4, np.log10(found.gradient)),
+            ("cosine", 0, 1, found.cosine),
+        ):
+            x, y = points(page["paths"][panel][curve], 0, 48, low, high)
+            kept = [v for v in of if low <= v <= high]
+            np.testing.assert_allclose(x, range(len(kept)), atol=0.2)
+            np.testing.assert_allclose(y, kept, atol=0.02)
 
 
 @figure(
