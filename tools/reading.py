@@ -4,13 +4,14 @@ visible lines of code, and how far down the first picture is.
 A line of prose is twelve words, which is what a line of the page holds; a line
 of code is one that has code, not a comment, a docstring or nothing. Above the
 first picture a displayed formula, and the line of a folded cell, count as three
-lines.
+lines. `python -m tools.reading` prints the words of each page, of the book and
+of the handbook.
 """
 
 import re
 
 from tools import folding, markup
-from tools.chapters import Chapter
+from tools.chapters import Chapter, halves
 from tools.dialect import cell_tags, directives, fold_of, without_directives
 
 WORDS = 12  # in a line of prose
@@ -75,3 +76,18 @@ def row(chapter: Chapter) -> dict:
             picture = round(prose / WORDS + code + TALL * tall)
         tall += bool(fold_of(source, cell["cell_type"] == "raw"))
     return {"words": prose, "code": code, "lines_before_picture": picture}
+
+
+if __name__ == "__main__":
+    for half, found in halves().items():
+        total = 0
+        for caption, pages in found:
+            print(caption)
+            for chapter in (
+                Chapter(page.removeprefix("nbs/")) for page in pages
+            ):
+                if chapter.path.exists():
+                    count = row(chapter)["words"]
+                    print(f"{count:7} {chapter.name}")
+                    total += count
+        print(f"{total:7} {half}")
