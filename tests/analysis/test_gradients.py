@@ -21,7 +21,6 @@ from normalnorm.analysis.gradients import (
 )
 from normalnorm.analysis.propagation import disturbed
 from normalnorm.layers.normality import BatchNormalNorm1d
-from normalnorm.layers.regnorm import RegNormLinear
 from tests.refusals import refusals
 from tests.toys import Of
 
@@ -80,12 +79,6 @@ def test_frozen_and_unused_parameters_are_left_out():
     assert "0.weight" not in gradients(model, *batch())
     assert "extra" not in gradients(model, *batch())
     assert "0.bias" in gradients(model, *batch())
-
-
-def test_penalties_are_no_part_of_the_loss():
-    layer = RegNormLinear(6, 4)
-    gradients(layer, *batch())
-    assert "loss_term" not in vars(layer)
 
 
 def test_growth():

@@ -351,13 +351,6 @@ def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
     )
 
 
-def test_bits_are_packed_and_unpacked():
-    for count in (0, 1, 7, 8, 9, 5000):
-        right = torch.rand(count) < 0.8
-        packed = json.loads(json.dumps(results.pack_bits(right)))
-        assert torch.equal(results.unpack_bits(packed), right)
-
-
 @pytest.mark.parametrize(
     "recipe, arm",
     [

@@ -380,15 +380,6 @@ def test_no_turned_bit_of_a_row_changes_what_is_read(known):
     assert refused > 360
 
 
-def test_a_digest_is_of_the_content(known):
-    "By hand."
-    for file in known.rglob("*.json"):
-        row = results.read_row(file)
-        given = row.pop("digest")
-        text = json.dumps(row, sort_keys=True, separators=(",", ":"))
-        assert given == hashlib.sha256(text.encode()).hexdigest()
-
-
 def test_what_was_added_to_rows_afterwards_is_said(known):
     text = tables.report("known", known)
     later = {"processor": "not recorded"}
@@ -675,7 +666,6 @@ def committed():
     return found
 
 
-# measured before they were recipes: rows were made of their numbers
 def test_rows_are_found_when_they_are_packed(known):
     """Read, reported and not run again; a damaged line hides no other, and a
     row beside them counts.
