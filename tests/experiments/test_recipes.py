@@ -58,13 +58,6 @@ def test_all_runs_of_a_committed_recipe_are_there(name):
     assert one == {recipe.seeds_at("book")[0]}
 
 
-def test_the_caption_says_what_was_tuned():
-    rows = results.rows(first_experiment, "book", ROOT / "results")
-    said = tables.caption(first_experiment, "book", rows)
-    assert "pilot runs of the plain arms" in said
-    assert "No arm was tuned" not in said
-
-
 @pytest.mark.parametrize("scale, arm", SCALES)
 def test_each_arm_builds_for_its_data(scale, arm):
     "And its training settings are accepted."
