@@ -14,7 +14,6 @@ from normalnorm.analysis.hessian import (
     hessian_extremes,
     hessian_vector_product,
 )
-from tests.peers import installed
 from tests.refusals import refusals
 
 
@@ -31,24 +30,6 @@ def quadratic(values, dtype=torch.float64):
     scale = torch.tensor(values, dtype=dtype)
     w = torch.zeros(len(values), dtype=dtype, requires_grad=True)
     return lambda: (scale * w.square()).sum() / 2, [w]
-
-
-def test_against_curvlinops():
-    # with nn.LayerNorm torch 2.13 is wrong there, too
-    peer = installed("curvlinops")
-    model, x, y = network(nn.Identity, torch.float32)
-    parameters = list(model.parameters())
-    theirs = peer.HessianLinearOperator(
-        model, nn.CrossEntropyLoss(), parameters, [(x, y)]
-    )
-    v = torch.randn(sum(p.numel() for p in parameters))
-    loss = lambda: nn.functional.cross_entropy(model(x), y)
-    torch.testing.assert_close(
-        hessian_vector_product(loss, parameters, v),
-        theirs @ v,
-        rtol=1e-4,
-        atol=1e-6,
-    )
 
 
 def test_batches_are_summed():
