@@ -26,7 +26,7 @@ from normalnorm.layers.hybrids import EvoNorm2d
 from normalnorm.layers.normalizers import FilterResponseNorm
 from normalnorm.layers.parametrizations import StandardizedWeight
 from normalnorm.layers.proxy_norm import ProxyNorm
-from tests.experiments.test_real_folders import as_downloaded, made
+from tests.experiments.test_real_folders import as_downloaded
 
 KNOWN = results.recipes()
 NAMES = {
@@ -113,12 +113,8 @@ def folders(tmp_path_factory):
     if importlib.util.find_spec("PIL") is None:
         pytest.skip('pip install ".[experiments]"')
     above = tmp_path_factory.mktemp("sets")
-    for name, inside, config in (
-        ("imagenet", "data", None),
-        ("cifar10", "plain_text", None),
-        ("cifar100", "cifar100", "cifar100"),
-    ):
-        as_downloaded(made(name), above / name, inside, config)
+    for name in ("imagenet", "cifar10", "cifar100"):
+        as_downloaded(name, above / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first, "dataset", functools.cache(first.dataset))
         yield above
