@@ -118,31 +118,19 @@ def seeded():
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory):
-    """One folder for all workers of this run; what several of them need is made
-    under a lock in it.
+def once(tmp_path_factory):
+    """What is made at the first call, in a folder of that name; who comes
+    second, of all workers of this run, waits for it.
     """
     base = tmp_path_factory.getbasetemp()
-    folder = (
-        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    ) / "shared"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def once(shared_folder):
-    """What is made at the first call, in a folder of that name; who comes
-    second waits for it.
-    """
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def made(name: str, make) -> Path:
         fcntl = pytest.importorskip("fcntl")
-        folder = shared_folder / name
-        with open(shared_folder / f"{name}.lock", "w") as lock:
+        folder, making = shared / name, shared / f"{name} in the making"
+        with open(shared / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
-                making = shared_folder / f"{name} in the making"
                 making.mkdir(exist_ok=True)
                 make(making)
                 making.rename(folder)

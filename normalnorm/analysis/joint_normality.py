@@ -129,9 +129,10 @@ def henze_zirkler(
     spread = math.log1p(var / mean**2)
     return NormalityTest(
         t,
-        torch.special.ndtr(
+        # torch's ndtr itself has no values below 1e-16
+        torch.special.log_ndtr(
             (math.log(mean) - spread / 2 - t.log()) / math.sqrt(spread)
-        ),
+        ).exp(),
     )
 
 

@@ -122,14 +122,17 @@ def _shapiro_p(log_miss: Tensor, n: int) -> Tensor:
             math.exp(_poly((1.3822, -0.77857, 0.062767, -0.0020322), n)),
         )
         return torch.where(
-            log_miss >= gamma, 0.0, torch.special.ndtr((mean - y) / std)
+            log_miss >= gamma,
+            0.0,
+            torch.special.log_ndtr((mean - y) / std).exp(),
         )
     log = math.log(n)
     mean, std = (
         _poly((-1.5861, -0.31082, -0.083751, 0.0038915), log),
         math.exp(_poly((-0.4803, -0.082676, 0.0030302), log)),
     )
-    return torch.special.ndtr((mean - log_miss) / std)
+    # torch's ndtr itself has no values below 1e-16
+    return torch.special.log_ndtr((mean - log_miss) / std).exp()
 
 
 def shapiro_wilk(x: Tensor, dim: int = -1) -> NormalityTest:

@@ -13,6 +13,7 @@ from normalnorm.analysis.power import model_power
 from normalnorm.analysis.propagation import layer_correlations
 from normalnorm.analysis.robustness import fgsm, pgd, robust_accuracy
 from normalnorm.analysis.slope_shares import slope_shares
+from normalnorm.layers.regnorm import RegNormLinear
 from tests.analysis.test_robustness import each_network, network, pixels
 
 MEASURES = {
@@ -43,6 +44,7 @@ def state(model):
         "trainable": [p.requires_grad for p in model.parameters()],
         "noise": [getattr(m, "noise", None) for m in model.modules()],
         "hooks": [len(m._forward_hooks) for m in model.modules()],
+        "terms": [hasattr(m, "loss_term") for m in model.modules()],
         "random numbers": torch.get_rng_state(),
     }
 
@@ -77,18 +79,21 @@ def test_a_model_is_left_as_it_was(make, measure):
         assert same(first, measure(model, x, y))
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_what_a_model_raises_leaves_it_as_it_was(measure):
+def test_what_a_model_raises_leaves_it_as_it_was(measure, training):
+    "Of layers that leave a term for the loss in training, too."
+
     class Broken(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm = nn.BatchNorm2d(2)
+            self.norm, self.map = nn.BatchNorm2d(2), RegNormLinear(8, 3)
 
         def forward(self, x):
-            self.norm(x)
+            self.map(self.norm(x))
             raise RuntimeError("broken")
 
-    model, (x, y) = Broken(), pixels()
+    model, (x, y) = Broken().train(training), pixels()
     before = state(model)
     with pytest.raises(RuntimeError, match="broken"):
         measure(model, x, y)

@@ -8,14 +8,12 @@ import torch
 from torch import nn
 
 from normalnorm.analysis.propagation import (
-    batch_statistics,
     correlation,
     disturbed,
     layer_correlations,
     places_of,
 )
 from normalnorm.layers.normality import LayerNormalNorm
-from normalnorm.layers.regnorm import RegNormLinear
 from tests.analysis.test_gradients import network as shorter
 from tests.refusals import refusals
 from tests.toys import Of
@@ -61,20 +59,6 @@ def test_equal_seeds_and_their_noise():
     assert one == again != other
     # inputs drawn with that seed are not disturbed by themselves
     assert abs(one["input"] - 0.8) < 0.03
-
-
-def test_batch_statistics_are_left_after_an_error():
-    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(5, 2)).eval()
-    with pytest.raises(KeyError), batch_statistics(model) as inside:
-        assert inside[0].training and not inside[1].training
-        raise KeyError
-    assert not model[0].training
-
-
-def test_batch_statistics_leave_terms_alone():
-    layer = RegNormLinear(6, 4)
-    layer_correlations(layer, torch.randn(8, 6), places=[])
-    assert "loss_term" not in vars(layer) and layer.training
 
 
 def test_places():

@@ -87,22 +87,6 @@ def test_exit_status_one_when_a_claim_fails(ledger, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["verify", "nn-yj-identiti"], "nn-yj-identity"),
-        (["verify", "--id", "nn-yj-identiti"], "nn-yj-identity"),
-        (["verify", "--device", "nowhere"], "nowhere"),
-        (["verify", "--part", "9"], "part 9"),
-        (["run", "first-experimant"], "first-experiment"),
-        (["report", "first-experimant"], "first-experiment"),
-    ],
-)
-def test_unknown_names_list_near_matches(capsys, arguments, words):
-    assert cli.main(arguments) == 2
-    assert words in capsys.readouterr().err
-
-
 def test_identifier_as_an_option(capsys):
     assert cli.main(["verify", "--identifier", "nn-yj-identity"]) == 0
     assert "1 claims" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import re
 from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlencode, urlsplit
 
 import nbformat
@@ -18,7 +19,7 @@ from bs4 import BeautifulSoup
 from tests.book import toy
 from tools import browser, build, links, pdf, plain, run
 from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
-from tools.files import ran
+from tools.files import load, ran, save
 
 needs_browser = pytest.mark.skipif(
     not browser.chromium(),
@@ -58,47 +59,35 @@ def pages_of(html):
 SCRIPTS = Path(__file__).parents[1] / "browser"
 
 
-class Looks:
-    """What a browser sees on pages, by each page's bytes, and by the styles,
-    scripts and browser that show it. What was whole stays in pytest's cache and
-    is not looked at again; what was not is known to this run only.
+def digests(listed: list[Path], html: Path) -> dict[Path, str]:
+    "Of each page, with the styles, scripts and browser that show it."
+    files = [
+        *sorted(p for p in (html / "_static").rglob("*") if p.is_file()),
+        *(SCRIPTS / "page.js", browser.SCRIPT, Path(browser.__file__)),
+    ]
+    shown_by = browser.version().encode(), *(p.read_bytes() for p in files)
+    shown_by = run.digest(b"\n".join(shown_by)).encode()
+    return {page: run.digest(shown_by + page.read_bytes()) for page in listed}
+
+
+def looked_at(listed: list[Path], html: Path, cache) -> dict[str, dict]:
+    """Page → what a browser sees on it. What was whole stays in pytest's cache
+    and is not looked at again while the page and what shows it are the same.
     """
-
-    def __init__(self, html: Path, cache, this_run: str):
-        self.cache, self.this_run = cache, this_run
-        files = [
-            *sorted(p for p in (html / "_static").rglob("*") if p.is_file()),
-            *(SCRIPTS / "page.js", browser.SCRIPT, Path(browser.__file__)),
-        ]
-        self.shown_by = [browser.version(), *(digest_of(p) for p in files)]
-
-    def key(self, page: Path) -> str:
-        return run.digest("\n".join([*self.shown_by, digest_of(page)]).encode())
-
-    def of(self, page: Path) -> dict | None:
-        known = self.cache.get(f"seen/{page.stem}", {"key": ""})
-        if known["key"] != self.key(page):
-            return None
-        lasts = not known["report"]["problems"]
-        return (
-            known["report"] if lasts or known["run"] == self.this_run else None
-        )
-
-    def take(self, pages: list[Path]) -> None:
-        found = browser.inspect(
-            pages, (browser.WIDTH, 1280), SCRIPTS / "page.js", seconds=900
-        )
-        for page, report in found.items():
-            about = {"key": self.key(page), "run": self.this_run}
-            self.cache.set(f"seen/{page.stem}", about | {"report": report})
-
-
-def digest_of(path: Path) -> str:
-    return run.digest(path.read_bytes())
+    keys = digests(listed, html)
+    known = {page: cache.get(f"seen/{page.stem}", {}) for page in listed}
+    new = [page for page in listed if known[page].get("key") != keys[page]]
+    how = (browser.WIDTH, 1280), SCRIPTS / "page.js"
+    seen = browser.inspect(new, *how, seconds=900) if new else {}
+    for page, report in seen.items():
+        known[page] = {"key": keys[page], "report": report}
+        if not report["problems"]:
+            cache.set(f"seen/{page.stem}", known[page])
+    return {page.stem: known[page]["report"] for page in listed}
 
 
 @pytest.fixture(scope="session")
-def seen(html, shared_folder, request):
+def seen(html, once, request):
     """Page, in the order of the table of contents, then those outside it → what
     a browser saw at both widths.
 
@@ -108,15 +97,18 @@ def seen(html, shared_folder, request):
     listed = [html / f"{page}.html" for page in pages()]
     listed += [p for p in pages_of(html) if p not in listed]
     assert len({p.stem for p in listed}) == len(listed)
-    looks = Looks(html, request.config.cache, str(shared_folder))
+    cache, found = request.config.cache, {}
     parts = [listed[i : i + 20] for i in range(0, len(listed), 20)]
     order = 1 if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" else -1
     for part in parts[::order]:
-        with open(shared_folder / f"{part[0].stem}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if new := [p for p in part if looks.of(p) is None]:
-                looks.take(new)
-    return {p.relative_to(html).as_posix(): looks.of(p) for p in listed}
+        folder = once(
+            f"seen from {part[0].stem}",
+            lambda folder, part=part: save(
+                folder / "seen.json", looked_at(part, html, cache)
+            ),
+        )
+        found |= load(folder / "seen.json")
+    return {p.relative_to(html).as_posix(): found[p.stem] for p in listed}
 
 
 @pytest.fixture
@@ -148,35 +140,32 @@ def test_a_page_is_looked_at_again_when_something_of_it_changed(
     "Itself, a style, or the browser; and as long as it has a problem."
     (tmp_path / "_static").mkdir()
     whole, broken = tmp_path / "whole.html", tmp_path / "broken.html"
-    for path in (whole, broken, tmp_path / "_static" / "x.css"):
+    style = tmp_path / "_static" / "x.css"
+    for path in (whole, broken, style):
         path.write_text("")
     found = {"whole": {"problems": []}, "broken": {"problems": ["cut off"]}}
-    monkeypatch.setattr(
-        browser, "inspect", lambda ps, *_, **__: {p: found[p.stem] for p in ps}
-    )
+    asked, kept = [], {}
+    cache = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+
+    def inspect(listed, *_, **__):
+        asked.append([page.stem for page in listed])
+        return {page: found[page.stem] for page in listed}
+
+    def look():
+        assert looked_at([whole, broken], tmp_path, cache) == found
+        return asked.pop()
+
+    monkeypatch.setattr(browser, "inspect", inspect)
     monkeypatch.setattr(browser, "version", lambda: "Chromium 1")
-
-    class Kept(dict):
-        set = dict.__setitem__
-
-    runs, kept = iter("abcde"), Kept()
-    looks = lambda: Looks(tmp_path, kept, next(runs))
-    first = looks()
-    assert first.of(whole) is first.of(broken) is None
-    first.take([whole, broken])
-    assert [first.of(p) for p in (whole, broken)] == [*found.values()]
-    second = looks()
-    assert second.of(whole) and second.of(broken) is None
-    (tmp_path / "_static" / "x.css").write_text("a {}")
-    third = looks()
-    assert third.of(whole) is None
-    third.take([whole])
-    assert third.of(whole) and second.of(whole) is None
+    assert look() == ["whole", "broken"]
+    assert look() == ["broken"]
+    style.write_text("a {}")
+    assert look() == ["whole", "broken"]
     whole.write_text("<p>")
-    assert third.of(whole) is None
-    third.take([whole])
+    assert look() == ["whole", "broken"]
     monkeypatch.setattr(browser, "version", lambda: "Chromium 2")
-    assert third.of(whole) and looks().of(whole) is None
+    assert look() == ["whole", "broken"]
+    assert look() == ["broken"]
 
 
 @needs_browser

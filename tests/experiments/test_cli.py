@@ -139,6 +139,9 @@ REFUSED = [
     (["verify", "--device", "cuda:9999"], ["cannot be used here"]),
     (["verify", "--device", "xla"], ["cannot be used here"]),
     (["verify", ""], ["no claim is called ''"]),
+    (["verify", "nn-yj-identiti"], ["nn-yj-identity"]),
+    (["verify", "--id", "nn-yj-identiti"], ["nn-yj-identity"]),
+    (["verify", "--part", "9"], ["part 9"]),
     (
         ["verify", "nn-yj-identity", "--id", "log1p-lower-bound"],
         ["two claims are named, 'nn-yj-identity' and 'log1p-lower-bound'"],

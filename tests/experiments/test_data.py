@@ -378,43 +378,6 @@ def test_script_says_what_is_missing(tmp_path):
 # ---- MNIST-1D ----
 
 
-def test_mnist1d_has_the_values_of_the_authors_program():
-    """The first signal and labels that the package mnist1d 0.0.2.post1 makes
-    (make_dataset with its defaults).
-    """
-    signals, labels = mnist1d.generate()
-    assert labels[:20].tolist() == [
-        2,
-        6,
-        4,
-        5,
-        6,
-        6,
-        6,
-        0,
-        3,
-        1,
-        6,
-        9,
-        4,
-        3,
-        4,
-        5,
-        1,
-        9,
-        0,
-        3,
-    ]
-    np.testing.assert_allclose(
-        signals[0, :5],
-        [-0.33200567, -0.47191037, -0.77869708, -1.00974083, -0.88235257],
-        atol=2.0**-17 + 1e-8,
-    )
-    assert (signals * 2**16 == np.rint(signals * 2**16)).all()
-    x = torch.cat([data.load("mnist1d", split)[0] for split in data.SPLITS])
-    np.testing.assert_array_equal(x[:, 0].numpy(), signals.astype(np.float32))
-
-
 # ---- glyphs ----
 
 

@@ -15,7 +15,7 @@ from normalnorm.experiments.recipes.first import initial_model
 from normalnorm.experiments.recipes.normality_paper import KINDS, PAPER
 from normalnorm.experiments.tables import printed_table
 from normalnorm.layers.families import named
-from tests.experiments.test_real_folders import STORED, as_downloaded, made
+from tests.experiments.test_real_folders import as_downloaded
 
 
 @pytest.mark.usefixtures("nothing_is_drawn")
@@ -105,10 +105,7 @@ def test_two_steps_on_a_folder(name, tmp_path, no_hub):
     if importlib.util.find_spec("PIL") is None:
         pytest.skip('pip install ".[experiments]"')
     network, of = name.rsplit("-", 1)
-    inside = STORED[of][1]
-    as_downloaded(
-        made(of), tmp_path / of, inside, inside if inside != "data" else None
-    )
+    as_downloaded(of, tmp_path / of)
     arms = PAPER[name].arms("paper")
     full = next(arm for arm in arms if arm in ("LNN", "BNN"))
     config = arms[full]

@@ -26,12 +26,21 @@ from normalnorm.layers.hybrids import EvoNorm2d
 from normalnorm.layers.normalizers import FilterResponseNorm
 from normalnorm.layers.parametrizations import StandardizedWeight
 from normalnorm.layers.proxy_norm import ProxyNorm
-from tests.experiments.test_real_folders import as_downloaded, made
+from tests.experiments.test_proxy_recipe import of_kind
+from tests.experiments.test_real_folders import as_downloaded
 
 KNOWN = results.recipes()
 NAMES = {
     network: f"proxy-norm-{network.lower().replace(', ', '-')}"
     for network in IMAGENET
+}
+# what is in the name of an arm, and in its network
+MARKS = {
+    "PN": ProxyNorm,
+    "BN": nn.BatchNorm2d,
+    "WS": StandardizedWeight,
+    "Evo": EvoNorm2d,
+    "FRN": FilterResponseNorm,
 }
 SWEEPS = ("proxy-norm-eps", "proxy-norm-small-batch")
 DEPTHS = [name for name in KNOWN if name.startswith("proxy-norm-cifar")]
@@ -40,10 +49,6 @@ SMOKE = [
     for name in (*NAMES.values(), *SWEEPS)
     for arm in KNOWN[name].scales.get("smoke", ())
 ]
-
-
-def count(model, kind):
-    return sum(isinstance(m, kind) for m in model.modules())
 
 
 # On the meta device the conversion cannot try what an activation does, and
@@ -60,14 +65,9 @@ def test_each_arm_at_the_size_of_the_paper(network):
             continue  # regularized: the same network
         with torch.device("meta"):
             model = paper_model(config, 0)
-        assert bool(count(model, ProxyNorm)) == ("PN" in name), name
-        assert bool(count(model, nn.BatchNorm2d)) == name.startswith("BN")
-        assert bool(count(model, StandardizedWeight)) == ("WS" in name)
-        assert bool(count(model, EvoNorm2d)) == name.startswith("Evo")
-        assert bool(count(model, FilterResponseNorm)) == ("FRN" in name)
-        groups = {
-            m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)
-        }
+        kinds = {mark for mark, kind in MARKS.items() if of_kind(model, kind)}
+        assert kinds == {mark for mark in MARKS if mark in name}, name
+        groups = {m.num_groups for m in of_kind(model, nn.GroupNorm)}
         wanted = {"LN": 1, "LN+PN": 1, "GN": 32, "GN32+PN": 32}.get(name, 8)
         assert groups <= {4 if "Efficient" in network else wanted}, name
         if "PN" in name:
@@ -113,12 +113,8 @@ def folders(tmp_path_factory):
     if importlib.util.find_spec("PIL") is None:
         pytest.skip('pip install ".[experiments]"')
     above = tmp_path_factory.mktemp("sets")
-    for name, inside, config in (
-        ("imagenet", "data", None),
-        ("cifar10", "plain_text", None),
-        ("cifar100", "cifar100", "cifar100"),
-    ):
-        as_downloaded(made(name), above / name, inside, config)
+    for name in ("imagenet", "cifar10", "cifar100"):
+        as_downloaded(name, above / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first, "dataset", functools.cache(first.dataset))
         yield above

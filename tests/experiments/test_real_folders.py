@@ -91,13 +91,15 @@ def made(name):
     return datasets.DatasetDict(found)
 
 
-def as_downloaded(whole, folder, inside, config=None):
-    """What `hf download` brings: parquet files by the library, in pieces, and
-    the page's description of them, of which the library makes its splits.
+def as_downloaded(name, folder):
+    """The set, and in the folder what `hf download` brings: parquet files by
+    the library, in pieces, and the page's description of them, of which the
+    library makes its splits.
     """
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
+    whole, (_, inside) = made(name), STORED[name]
     (folder / inside).mkdir(parents=True)
     for source, part in whole.items():
         pieces = 2 if source == "train" else 1
@@ -108,7 +110,7 @@ def as_downloaded(whole, folder, inside, config=None):
     card = DatasetCardData()
     MetadataConfigs(
         {
-            config or "default": {
+            hub.ENTRIES[name].config or "default": {
                 "data_files": [
                     {"split": source, "path": f"{inside}/{source}-*"}
                     for source in whole
@@ -117,6 +119,7 @@ def as_downloaded(whole, folder, inside, config=None):
         }
     ).to_dataset_card_data(card)
     DatasetCard(f"---\n{card}\n---\n").save(folder / "README.md")
+    return whole
 
 
 def as_files(whole, folder, name):
@@ -182,13 +185,13 @@ def compare(name, folder, whole):
 def test_each_set_of_images_from_folders_of_the_library(
     name, tmp_path, monkeypatch
 ):
-    entry, whole = hub.ENTRIES[name], made(name)
-    form, inside = STORED[name]
+    entry = hub.ENTRIES[name]
+    whole = as_downloaded(name, tmp_path / "hub" / name)
     stored = whole["train"].cast_column(
         entry.image, datasets.Image(decode=False)
     )[0][entry.image]["bytes"]
-    assert stored.startswith(b"\x89PNG" if form == "PNG" else b"\xff\xd8")
-    as_downloaded(whole, tmp_path / "hub" / name, inside, entry.config)
+    begins = {"PNG": b"\x89PNG", "JPEG": b"\xff\xd8"}[STORED[name][0]]
+    assert stored.startswith(begins)
     # the library itself finds the splits in it
     alone = datasets.load_dataset(str(tmp_path / "hub" / name), entry.config)
     assert {s: len(part) for s, part in alone.items()} == dict.fromkeys(
@@ -212,8 +215,8 @@ def test_each_set_of_images_from_folders_of_the_library(
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_each_stream_of_images_from_a_folder_of_the_library(name, tmp_path):
-    entry, whole = hub.ENTRIES[name], made(name)
-    as_downloaded(whole, tmp_path / "set", STORED[name][1], entry.config)
+    entry = hub.ENTRIES[name]
+    whole = as_downloaded(name, tmp_path / "set")
     for split in data.SPLITS:
         source, rows = hub.positions(entry, split, COUNT)
         found = list(

@@ -58,13 +58,6 @@ def test_all_runs_of_a_committed_recipe_are_there(name):
     assert one == {recipe.seeds_at("book")[0]}
 
 
-def test_the_caption_says_what_was_tuned():
-    rows = results.rows(first_experiment, "book", ROOT / "results")
-    said = tables.caption(first_experiment, "book", rows)
-    assert "pilot runs of the plain arms" in said
-    assert "No arm was tuned" not in said
-
-
 @pytest.mark.parametrize("scale, arm", SCALES)
 def test_each_arm_builds_for_its_data(scale, arm):
     "And its training settings are accepted."
@@ -349,13 +342,6 @@ def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
     assert "draw" not in config and row["drawn_hash"] == data.data_hash(
         "digits", first=config["images"], draw=3
     )
-
-
-def test_bits_are_packed_and_unpacked():
-    for count in (0, 1, 7, 8, 9, 5000):
-        right = torch.rand(count) < 0.8
-        packed = json.loads(json.dumps(results.pack_bits(right)))
-        assert torch.equal(results.unpack_bits(packed), right)
 
 
 @pytest.mark.parametrize(

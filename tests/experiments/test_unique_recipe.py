@@ -13,7 +13,7 @@ from normalnorm.experiments.recipes import language, unique
 from normalnorm.layers.normality import LayerNormalNorm
 from normalnorm.layers.prelayer import PreLayerNormConv2d, PreLayerNormLinear
 from normalnorm.layers.regnorm import PreRegNormConv2d, RegNormConv2d
-from tests.experiments.test_real_folders import COUNT, as_downloaded, made
+from tests.experiments.test_real_folders import COUNT, as_downloaded
 from tests.refusals import refusals
 
 IMAGES = (unique.unique, unique.unique_resnet50, unique.unique_resnet101)
@@ -157,7 +157,7 @@ def test_a_run_that_diverges_is_a_guess():
 def images(folder, name):
     "A folder as the hub has it; returns the entry, of so many examples."
     entry = hub.ENTRIES[name]
-    as_downloaded(made(name), folder / name, entry.config or "data")
+    as_downloaded(name, folder / name)
     return dataclasses.replace(
         entry, examples=dict.fromkeys(entry.examples, COUNT)
     )
