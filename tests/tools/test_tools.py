@@ -757,7 +757,6 @@ def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
         lambda self, env, page: (env.get_doctree(page), env.config),
     )
     dialect.one_tree_for_many_references()
-    dialect.one_tree_for_many_references()  # of a second book
     find = std.StandardDomain._resolve_numref_xref
     found = [find(None, env, page) for page in "aba"]
     assert found == [(page, "numfig") for page in "aba"]
