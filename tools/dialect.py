@@ -735,9 +735,19 @@ def write_in_parallel(app, env):
     app.parallel = os.cpu_count() or 1
 
 
+def shown_by(root: Path) -> int:
+    """A hash of what all pages show and no page is: Sphinx notices a change in
+    neither.
+    """
+    files = [root / "_toc.yml", *sorted((root / "_static").glob("*.*"))]
+    return zlib.crc32(b"".join(path.read_bytes() for path in files))
+
+
 def setup(app):
     from tools import names, plain, sidebar
 
+    # all pages are written again when this changes
+    app.add_config_value("shown_by", shown_by(Path(app.srcdir)), "html")
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)
