@@ -613,8 +613,6 @@ def keep_punctuation(doctree) -> None:
 
     for math in list(doctree.findall(nodes.math)):
         parent, place = math.parent, math.parent.index(math)
-        if "kept" in parent.get("classes", ()):
-            continue
         before, after = parent[:place][-1:], parent[place + 1 :][:1]
         opens = taken(*before, OPENING) if before else []
         closes = taken(*after, CLOSING) if after else []
