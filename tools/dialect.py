@@ -733,19 +733,22 @@ def write_in_parallel(app, env):
     app.parallel = os.cpu_count() or 1
 
 
-def shown_by(root: Path) -> int:
-    """A hash of what all pages show and no page is: Sphinx notices a change in
-    neither.
+def on_all_pages(root: Path) -> int:
+    """A hash of what every page shows of others: the styles, and in the side
+    bar the table of contents and the titles. Sphinx notices no change in them.
     """
     files = [root / "_toc.yml", *sorted((root / "_static").glob("*.*"))]
-    return zlib.crc32(b"".join(path.read_bytes() for path in files))
+    titles = map(title_of, sorted((root / "nbs").glob("*.ipynb")))
+    found = b"".join(path.read_bytes() for path in files)
+    return zlib.crc32(found + "\n".join(titles).encode())
 
 
 def setup(app):
     from tools import names, plain, sidebar
 
     # all pages are written again when this changes
-    app.add_config_value("shown_by", shown_by(Path(app.srcdir)), "html")
+    shown = on_all_pages(Path(app.srcdir))
+    app.add_config_value("on_all_pages", shown, "html")
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)

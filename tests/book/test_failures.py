@@ -218,7 +218,7 @@ def test_what_sphinx_warns_of_does_not_take_the_book_away(tmp_path):
     assert "the end" in text and "bold" in text
 
 
-def test_a_new_style_and_a_new_chapter_reach_the_pages(tmp_path):
+def test_a_new_style_chapter_or_title_reaches_all_pages(tmp_path):
     """Sphinx alone would neither copy a changed style sheet nor write the pages
     again that refer to it, or that have a side bar of another day.
     """
@@ -245,10 +245,11 @@ def test_a_new_style_and_a_new_chapter_reach_the_pages(tmp_path):
     assert shown() != before
     with (root / "_toc.yml").open("a") as toc:
         toc.write(toy.contents("020_second", caption="More"))
-    toy.write(root, "020_second", title)
     assert "020_second.html" not in seen[-1]
-    shown()
-    assert "020_second.html" in seen[-1]
+    for name in ("Second", "Another"):
+        toy.write(root, "020_second", ("markdown", f"# {name}\n\n> Lead."))
+        shown()
+        assert "020_second.html" in seen[-1] and f" {name}" in seen[-1]
 
 
 # ---- the command ------------------------------------------------------------
