@@ -90,9 +90,7 @@ def nothing() -> dict:
 
 def read(path: Path) -> dict:
     "What a file holds; of one that is not there, nothing."
-    if not path.exists():
-        return nothing()
-    return {"parts": {}} | load(path)
+    return load(path) if path.exists() else nothing()
 
 
 def differences(old: dict, here: dict) -> list[str]:

@@ -8,9 +8,11 @@ import inspect
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from tools import folding
+from tools.chapters import chapters, homes
 
 MARK = "% api: tools/api.py writes the entries here\n"
 HIDDEN = ("_modidx.py",)
@@ -59,12 +61,6 @@ def dotted(path: Path, root: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(
         ".__init__"
     )
-
-
-def chapter_of(text: str) -> str | None:
-    "The chapter that a generated module comes from."
-    match = re.search(r"File to edit:\s(?:# )?\S*nbs/(\S+)\.ipynb", text)
-    return match[1] if match else None
 
 
 def call(name: str, arguments: list[str], returns: str = "") -> str:
@@ -234,16 +230,15 @@ def markdown(doc: str, links: dict[str, str]) -> str:
 def page(root: Path) -> str:
     "The entries of the whole package, module by module, in markdown."
     known, out = entries(root), []
-    visible = exported_names(root)
+    visible, home = exported_names(root), homes(root)
+    targets = lambda listed: {e.name: e.target() for e in listed}
+    everywhere = targets(chain.from_iterable(known.values()))
     for path in files(root):
         module = dotted(path, root)
         if module not in known:
             continue
         text = path.read_text(encoding="utf-8")
-        everywhere = {
-            e.name: e.target() for listed in known.values() for e in listed
-        }
-        links = everywhere | {e.name: e.target() for e in known[module]}
+        links = everywhere | targets(known[module])
         out += [
             f"({module_target(module)})=",
             "## " + prose(module.removeprefix("normalnorm."), {}),
@@ -251,15 +246,9 @@ def page(root: Path) -> str:
             markdown(ast.get_docstring(ast.parse(text)) or "", links),
             "",
         ]
-        chapter = chapter_of(text)
-        if chapter:
-            out += [f"Chapter: {{doc}}`{chapter}`.", ""]
+        if module in home:
+            out += [f"Chapter: {{doc}}`{home[module]}`.", ""]
         for e in known[module]:
-            derived = (
-                f"→ [where it is derived](#{e.target('code')})"
-                if (module, e.name) in visible
-                else ""
-            )
             out += [
                 f"({e.target()})=",
                 "### " + prose(e.name, {}),
@@ -280,8 +269,9 @@ def page(root: Path) -> str:
                     markdown(doc, links),
                     "",
                 ]
-            if derived:
-                out += [derived, ""]
+            if (module, e.name) in visible:
+                derived = e.target("code")
+                out += [f"→ [where it is derived](#{derived})", ""]
     return "\n".join(out)
 
 
@@ -289,7 +279,6 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
     """(module, name) of what visible cells of the listed chapters export: these
     have a label to link to.
     """
-    from tools.chapters import chapters
     from tools.dialect import directives, shows_export, without_directives
 
     return {

@@ -8,7 +8,6 @@ ends with status 1.
 
 import os
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -70,21 +69,6 @@ def check_sync() -> bool:
     return True
 
 
-def forget_pages_of_another_style(root: Path = ROOT) -> None:
-    """Sphinx does not notice a change in _static alone, nor copy it.
-
-    So the pages that refer to the old style sheets go; it writes them again.
-    """
-    html = root / "_build" / "html"
-    if any(
-        not (built := html / "_static" / p.name).exists()
-        or built.read_bytes() != p.read_bytes()
-        for p in (root / "_static").glob("*.*")
-    ):
-        for page in (html / "nbs").glob("*.html"):
-            page.unlink()
-
-
 REDIRECT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{new}</title>
 <link rel="canonical" href="{new}.html"><meta name="robots" content="noindex">
@@ -95,33 +79,22 @@ REDIRECT = """<!DOCTYPE html>
 """
 
 
-def redirects(root: Path = ROOT) -> dict[Path, str]:
-    "The pages under old names; each leads to where its chapter is now."
-    folder = root / "_build" / "html" / "nbs"
-    return {
-        folder / f"{old}.html": REDIRECT.format(new=new)
-        for old, new in renamed(root).items()
-    }
-
-
 def write_redirects(root: Path = ROOT) -> None:
-    "Links of readers to pages that were renamed do not break."
-    for path, text in redirects(root).items():
-        if path.parent.is_dir():
-            path.write_text(text, encoding="utf-8")
+    """Pages under old names, each of which leads to where its chapter is now:
+    links of readers do not break.
+    """
+    folder = root / "_build" / "html" / "nbs"
+    if folder.is_dir():
+        for old, new in renamed(root).items():
+            page = folder / f"{old}.html"
+            page.write_text(REDIRECT.format(new=new), encoding="utf-8")
 
 
 def forget_renamed(root: Path = ROOT) -> None:
-    """The page of a chapter that is renamed or deleted would still be found and
-    searched: with it goes all that was rendered.
-    """
-    kept, listed = root / "_build" / "pages", pages(root)
-    before = kept.read_text().split() if kept.exists() else []
-    if {*before} - {*listed}:
-        for folder in ("html", ".doctrees", "jupyter_execute"):
-            shutil.rmtree(root / "_build" / folder, ignore_errors=True)
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text("\n".join(listed))
+    "The page of a chapter that is renamed or deleted would still be found."
+    for page in (root / "_build" / "html" / "nbs").glob("*.html"):
+        if f"nbs/{page.stem}" not in pages(root):
+            page.unlink()
 
 
 LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|SEVERE)\b")
@@ -201,7 +174,6 @@ def render() -> bool:
         print("rendering: nothing changed", flush=True)
         return True
     print("rendering", flush=True)
-    forget_pages_of_another_style()
     stamp.unlink(missing_ok=True)
     ended, clean, said = sphinx()
     write_redirects()

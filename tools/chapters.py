@@ -128,6 +128,11 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
     return found
 
 
+def homes(root: Path = ROOT) -> dict[str, str]:
+    "Module of the package → the chapter that exports it."
+    return {f"normalnorm.{c.module}": c.name for c in chapters(root)}
+
+
 def build_order(root: Path = ROOT) -> list[Chapter]:
     """The chapters in the order in which one builds on another, which is that
     of their numbers, wherever they are read: the landing page, the workshop,

@@ -7,12 +7,14 @@ Nothing is written back. SVG figures are inlined, with their ink in the colour
 of the theme's text.
 """
 
+import copy
 import hashlib
 import html
 import json
 import os
 import re
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -184,6 +186,13 @@ DOLLARS = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]*?[^\s$\\])\$(?![\w$])")
 SPECIAL = re.compile(r"[^\w\s]")
 
 
+def rewrite(output: dict, how: Callable[[str], str], *kinds: str) -> None:
+    "What a cell gave, in these kinds of text, as `how` makes it."
+    data = output.get("data", {})
+    for kind in {*kinds} & {*data}:
+        data[kind] = how("".join(data[kind]))
+
+
 def typeset_output(output: dict) -> None:
     """Formulas in markdown that a cell makes, $…$, are set as those of the
     text. Within the mark they are spelt so that markdown finds nothing in them.
@@ -194,11 +203,7 @@ def typeset_output(output: dict) -> None:
         inside = inside.replace("_", "&#95;")
         return f'<span class="math notranslate nohighlight">{inside}</span>'
 
-    data = output.get("data", {})
-    if "text/markdown" in data:
-        data["text/markdown"] = DOLLARS.sub(
-            formula, "".join(data["text/markdown"])
-        )
+    rewrite(output, lambda text: DOLLARS.sub(formula, text), "text/markdown")
 
 
 def link_claims(output: dict, known: set[str]) -> None:
@@ -217,11 +222,8 @@ def link_claims(output: dict, known: set[str]) -> None:
             f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>'
         )
 
-    data = output.get("data", {})
-    if "text/html" in data:
-        data["text/html"] = CLAIM_LINE.sub(
-            line, typeset.in_output("".join(data["text/html"]))
-        )
+    typed = lambda text: CLAIM_LINE.sub(line, typeset.in_output(text))
+    rewrite(output, typed, "text/html")
 
 
 CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
@@ -240,14 +242,14 @@ def chapter_titles(output: dict, folder: Path) -> set[Path]:
 
     Returns the notebooks that were read for it.
     """
-    data, read = output.get("data", {}), set()
+    read = set()
 
     def link(match):
         read.add(path := folder / f"{match[1]}.ipynb")
         return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
 
-    for kind in {"text/html", "text/markdown"} & set(data):
-        data[kind] = CHAPTER_LINK.sub(link, "".join(data[kind]))
+    titled = lambda text: CHAPTER_LINK.sub(link, text)
+    rewrite(output, titled, "text/html", "text/markdown")
     return read
 
 
@@ -279,40 +281,38 @@ def export_label(
 KERNEL = "normalnorm/layers/engines/native.cpp"
 
 
-def native_cells(cells: list[dict]) -> list[dict]:
-    """The cells, those of C++ as code cells with a tag that says so, by which
-    `colour_native` knows them, and with the name of their file above.
+def native_cell(cell: dict) -> dict:
+    """C++ as a code cell with a tag that says so, by which `colour_native`
+    knows it.
     """
-    out = []
-    for cell in cells:
-        source = cell["source"]
-        if cell["cell_type"] == "raw" and "export-cpp" in directives(source):
-            label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
-            out.append(cell_of("markdown", label, f"{cell['id']}-f"))
-            code = without_directives(source)
-            cell = cell_of("code", code, cell["id"], tags=["cpp"])
-            fold_cell(cell, fold_of(source, raw=True))
-        out.append(cell)
-    return out
+    source = cell["source"]
+    code = without_directives(source)
+    made = cell_of("code", code, cell["id"], tags=["cpp"])
+    fold_cell(made, fold_of(source, raw=True))
+    return made
 
 
-def label_exports(
+def shown_cells(
     cells: list[dict], entries: dict[str, list[api.Entry]]
-) -> list[dict]:
-    "The cells, with a label above each visible cell that the library contains."
-    found = [
-        directives(c["source"]) if c["cell_type"] == "code" else {}
-        for c in cells
-    ]
-    module = next((f["default_exp"] for f in found if "default_exp" in f), "")
-    out = []
-    for cell, marks in zip(cells, found):
-        if shows_export(marks) and (
-            label := export_label(cell["source"], module, entries)
-        ):
-            out.append(label)
-        out.append(cell)
-    return out
+) -> Iterator[dict]:
+    """The cells as pages show them, with a label above each that the library
+    contains.
+    """
+    module = ""
+    for cell in cells:
+        found = directives(cell["source"])
+        if cell["cell_type"] == "code":
+            module = found.get("default_exp", module)
+            if shows_export(found) and (
+                label := export_label(cell["source"], module, entries)
+            ):
+                yield label
+            code_cell(cell)
+        elif cell["cell_type"] == "raw" and "export-cpp" in found:
+            label = f":::{{div}} module-label\n`{KERNEL}`\n:::"
+            yield cell_of("markdown", label, f"{cell['id']}-f")
+            cell = native_cell(cell)
+        yield cell
 
 
 # ---- a chapter that failed --------------------------------------------------
@@ -422,11 +422,7 @@ def translate_notebook(
     title(notebook["cells"])
     if failed:
         notebook["cells"] = mark_failure(notebook["cells"], failed, name)
-    notebook["cells"] = label_exports(notebook["cells"], entries or {})
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            code_cell(cell)
-    notebook["cells"] = native_cells(notebook["cells"])
+    notebook["cells"] = [*shown_cells(notebook["cells"], entries or {})]
     return notebook
 
 
@@ -445,10 +441,9 @@ def source_read(app, docname, source):
     run = Run(chapter)
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
-    copy = load(run.notebook) if run.notebook.exists() else None
     notebook = translate_notebook(
         json.loads(source[0]),
-        copy,
+        load(run.notebook) if run.notebook.exists() else None,
         {c["id"] for c in api.claims(root) if c["chapter"] == path.stem},
         api.entries(root),
         run.record().get("failed"),
@@ -618,8 +613,6 @@ def keep_punctuation(doctree) -> None:
 
     for math in list(doctree.findall(nodes.math)):
         parent, place = math.parent, math.parent.index(math)
-        if "kept" in parent.get("classes", ()):
-            continue
         before, after = parent[:place][-1:], parent[place + 1 :][:1]
         opens = taken(*before, OPENING) if before else []
         closes = taken(*after, CLOSING) if after else []
@@ -686,8 +679,6 @@ def number_as_files() -> None:
     from sphinx_external_toc.collectors import TocTreeCollectorWithStyles
 
     counted = TocTreeCollectorWithStyles.assign_section_numbers
-    if hasattr(counted, "counted"):  # a second book in one process
-        return
 
     def assign(self, env):
         before = env.toc_secnumbers
@@ -712,7 +703,6 @@ def number_as_files() -> None:
             if found != before.get(page)
         ]
 
-    assign.counted = counted
     TocTreeCollectorWithStyles.assign_section_numbers = assign
 
 
@@ -724,23 +714,16 @@ def one_tree_for_many_references() -> None:
 
     resolve = StandardDomain._resolve_numref_xref
 
-    class Kept:
+    @lru_cache(1)
+    def kept(env):
         "An environment whose pages are looked at, not changed."
+        looks = copy.copy(env)
+        looks.get_doctree = lru_cache(maxsize=8)(env.get_doctree)
+        return looks
 
-        def __init__(self, env):
-            self.env = env
-            self.get_doctree = lru_cache(maxsize=8)(env.get_doctree)
-
-        def __getattr__(self, name):
-            return getattr(self.env, name)
-
-    kept = lru_cache(1)(Kept)
-    if not hasattr(resolve, "resolve"):  # a second book in one process
-        resolve_kept = lambda self, env, *given: resolve(
-            self, kept(env), *given
-        )
-        resolve_kept.resolve = resolve
-        StandardDomain._resolve_numref_xref = resolve_kept
+    StandardDomain._resolve_numref_xref = lambda self, env, *given: resolve(
+        self, kept(env), *given
+    )
 
 
 def write_in_parallel(app, env):
@@ -750,9 +733,22 @@ def write_in_parallel(app, env):
     app.parallel = os.cpu_count() or 1
 
 
+def on_all_pages(root: Path) -> int:
+    """A hash of what every page shows of others: the styles, and in the side
+    bar the table of contents and the titles. Sphinx notices no change in them.
+    """
+    files = [root / "_toc.yml", *sorted((root / "_static").glob("*.*"))]
+    titles = map(title_of, sorted((root / "nbs").glob("*.ipynb")))
+    found = b"".join(path.read_bytes() for path in files)
+    return zlib.crc32(found + "\n".join(titles).encode())
+
+
 def setup(app):
     from tools import names, plain, sidebar
 
+    # all pages are written again when this changes
+    shown = on_all_pages(Path(app.srcdir))
+    app.add_config_value("on_all_pages", shown, "html")
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)

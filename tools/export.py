@@ -153,32 +153,24 @@ def kernel_to_cells(root: Path = ROOT) -> list[str]:
     """
     cells, text = kernel_cells(root), (root / KERNEL).read_text("utf-8")
     before = kernel_source([piece for *_, piece in cells]).split("\n")
-    # the cell of each line; the empty one behind it is in no cell
-    owner = []
-    for number, (*_, piece) in enumerate(cells):
-        owner += [*[number] * (piece.count("\n") + 1), None]
-    after, made = text.split("\n"), [[] for _ in cells]
-    changes = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for what, i, j, k, m in changes.get_opcodes():
-        if what == "equal":
-            of = owner[i:j]
-        else:  # what is only new belongs to the line before, or else behind
-            beside = [n for n in owner[max(i - 1, 0) : i + 1] if n is not None]
-            own = {*owner[i:j]} if j > i else {*beside[:1]}
-            if len(own) != 1 or None in own:
-                raise ValueError(
-                    f"{KERNEL}, line {k + 1}: the change goes over "
-                    "the end of a cell; make it in the chapters"
-                )
-            of = [*own] * (m - k)
-        for number, line in zip(of, after[k:m]):
-            if number is not None:
-                made[number].append(line)
-    pieces = ["\n".join(lines) for lines in made]
-    if kernel_source(pieces) != text:
+    after, there = text.split("\n"), {}  # old place of a line → its new one
+    alike = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for i, j, length in alike.get_matching_blocks():
+        there |= zip(range(i, i + length), range(j, j + length))
+    pieces, start, end = [], 0, -1
+    for chapter, i, old in cells:
+        end += old.count("\n") + 2  # the empty line behind the cell
+        if end not in there:
+            raise ValueError(
+                f"{KERNEL}: the change goes over the end of {chapter.name}, "
+                f"cell {i + 1}; make it in the chapters"
+            )
+        pieces.append("\n".join(after[start : there[end]]))
+        start = there[end] + 1
+    if start != len(after):
         raise ValueError(
-            f"{KERNEL} cannot be cut at the ends of its cells; "
-            "make the change in the chapters"
+            f"{KERNEL} has lines behind its last cell; make the change in the "
+            "chapters"
         )
     changed = []
     for (chapter, i, old), new in zip(cells, pieces):

@@ -83,13 +83,12 @@ def fashion(source: Path = SOURCE) -> bytes:
         )
     arrays = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
-        index = np.arange(5000)
         arrays[f"{split}_images"] = read_idx(
             source / f"{prefix}-images-idx3-ubyte.gz"
-        )[index]
+        )[:5000]
         arrays[f"{split}_labels"] = read_idx(
             source / f"{prefix}-labels-idx1-ubyte.gz"
-        )[index]
+        )[:5000]
     return archive(
         arrays | {"note": np.frombuffer(FASHION_NOTE.encode(), np.uint8)}
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import normalnorm
 from tools import api, markup, order, plain, typeset
-from tools.chapters import ROOT, chapters
+from tools.chapters import ROOT, chapters, homes
 
 MARK = re.compile(r"^% names: (\w+)$", re.M)
 ROOMS = {
@@ -32,11 +32,6 @@ def numbers(names: Iterable[str]) -> str:
         f"{{doc}}`{re.match(r'[0-9]*', name)[0] or name} <{name}>`"
         for name in sorted(names)
     )
-
-
-def homes(root: Path) -> dict[str, str]:
-    "Module → the chapter that exports it."
-    return {f"normalnorm.{c.module}": c.name for c in chapters(root)}
 
 
 @lru_cache(maxsize=1)

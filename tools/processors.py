@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 
 from tools.files import ROOT, load, python, ran, save
@@ -89,18 +88,6 @@ class InstructionSet:
     def march(self) -> str:
         return f"-march={self.level}"
 
-    @property
-    def needs(self) -> list[str]:
-        "What the package asks of a processor, as /proc/cpuinfo names it."
-        from normalnorm.layers.engines import compiler
-
-        levels = list(compiler._LEVELS)
-        return [
-            feature
-            for level in levels[: levels.index(self.level) + 1]
-            for feature in compiler._LEVELS[level][1].split()
-        ]
-
 
 SETS = {
     "AVX-512": InstructionSet("x86-64-v4", (16, True, True), "AVX512"),
@@ -152,16 +139,17 @@ def cpuinfo() -> dict[str, str]:
     return dict(re.findall(r"(?m)^(\S.*?)\s*: ?(.*?)\s*$", text)[::-1])
 
 
-def lacking(
-    name: str, flags: Iterable[str] | None = None, machine: str | None = None
-) -> str:
+def lacking(name: str) -> str:
     "Why code for this instruction set does not run here; empty where it does."
-    machine = machine or platform.machine()
-    if machine not in ("x86_64", "AMD64"):
-        return f"this processor is {machine}, not x86-64"
-    flags = set(cpuinfo().get("flags", "").split() if flags is None else flags)
-    missing = [f for f in SETS[name].needs if f not in flags]
-    return f"this processor has no {', '.join(missing)}" if missing else ""
+    from normalnorm.layers.engines import compiler
+
+    has, level = compiler._levels(), SETS[name].level
+    return (
+        ""
+        if level in has
+        else f"this processor ({platform.machine()}) has no {level}: of the "
+        f"levels of x86-64 it has {', '.join(has) or 'none'}"
+    )
 
 
 def find(tool: str) -> str | None:
@@ -177,15 +165,12 @@ def find(tool: str) -> str | None:
     return shutil.which(tool)
 
 
-def output(*command: str) -> str:
-    try:
-        return ran(list(command), cwd=ROOT).stdout.strip()
-    except OSError:
-        return ""
-
-
 def first_line(*command: str) -> str | None:
-    return next(iter(output(*command).splitlines()), None)
+    "Of what a command prints; None where it is not there."
+    try:
+        return next(iter(ran(list(command)).stdout.splitlines()), None)
+    except OSError:
+        return None
 
 
 def missing(tools: Iterable[str]) -> str:
@@ -557,27 +542,16 @@ def table(outcomes: dict[str, dict]) -> str:
     )
 
 
-def commit() -> str:
-    "The commit, and whether anything but results has changed since."
-    changed = [
-        line
-        for line in output("git", "status", "--porcelain").splitlines()
-        if not line[3:].startswith("results/")
-    ]
-    return output("git", "rev-parse", "HEAD") + " and changes" * bool(changed)
-
-
 def about() -> dict:
     "Which machine, which code."
+    from normalnorm.experiments.results import provenance
+
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": cpuinfo().get("model name", platform.processor()),
+        **provenance(),
         "cores": os.cpu_count(),
         "instruction sets": [name for name in SETS if not lacking(name)],
         "compilers": compilers(),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "commit": commit(),
         "native source": hashlib.sha256(KERNEL.read_bytes()).hexdigest(),
     }
 
@@ -614,11 +588,6 @@ def main(arguments: list[str] | None = None) -> int:
         help="parts with this in their names; several: any of them",
     )
     parser.add_argument(
-        "--again",
-        action="store_true",
-        help="with --record: run also what has passed",
-    )
-    parser.add_argument(
         "--record", action="store_true", help="write results/processors.json"
     )
     given = parser.parse_args(arguments)
@@ -641,7 +610,7 @@ def main(arguments: list[str] | None = None) -> int:
     if problem := missing(t for p in able for t in p.tools):
         print(problem, file=sys.stderr)
         return 2
-    known = recorded() if given.record and not given.again else {}
+    known = recorded() if given.record else {}
     todo = [p for p in chosen if not known.get(p.name, {}).get("passed")]
     print(
         f"{len(todo)} of {len(chosen)} parts to run"

@@ -218,6 +218,40 @@ def test_what_sphinx_warns_of_does_not_take_the_book_away(tmp_path):
     assert "the end" in text and "bold" in text
 
 
+def test_a_new_style_chapter_or_title_reaches_all_pages(tmp_path):
+    """Sphinx alone would neither copy a changed style sheet nor write the pages
+    again that refer to it, or that have a side bar of another day.
+    """
+    title = ("markdown", "# Title\n\n> Lead.")
+    root = make(tmp_path, {"010_first": "1 + 1"})
+    for name in ("index", "010_first"):
+        toy.write(root, name, title)
+    # a page whose executed copy is not there is read each time
+    assert run.run_all(chapters(root)) == []
+    styles, seen = root / "_static", []
+    styles.unlink()
+    shutil.copytree(ROOT / "_static", styles)
+    page = root / "_build/html/nbs/010_first.html"
+
+    def shown():
+        ended, clean, said = build.sphinx(root)
+        assert ended and clean, said
+        seen.append(page.read_text(encoding="utf-8"))
+        return re.findall(r"normalnorm\.css[^\"]*", seen[-1])
+
+    before = shown()
+    with (styles / "normalnorm.css").open("a") as style:
+        style.write("a { color: red }")
+    assert shown() != before
+    with (root / "_toc.yml").open("a") as toc:
+        toc.write(toy.contents("020_second", caption="More"))
+    assert "020_second.html" not in seen[-1]
+    for name in ("Second", "Another"):
+        toy.write(root, "020_second", ("markdown", f"# {name}\n\n> Lead."))
+        shown()
+        assert "020_second.html" in seen[-1] and f" {name}" in seen[-1]
+
+
 # ---- the command ------------------------------------------------------------
 
 

@@ -352,21 +352,6 @@ def test_internal_links_lead_somewhere_and_nothing_is_fetched(html):
     assert links.broken(html) == links.loaded_from_network(html) == []
 
 
-def test_a_new_style_reaches_the_pages(tmp_path):
-    """Sphinx alone would neither copy a changed style sheet nor write the pages
-    again that refer to it.
-    """
-    for folder in ("_static", "_build/html/_static", "_build/html/nbs"):
-        (tmp_path / folder).mkdir(parents=True)
-    page = tmp_path / "_build/html/nbs/a.html"
-    for built, stays in (("a {}", True), ("b {}", False)):
-        page.write_text("page")
-        (tmp_path / "_static/x.css").write_text("a {}")
-        (tmp_path / "_build/html/_static/x.css").write_text(built)
-        build.forget_pages_of_another_style(tmp_path)
-        assert page.exists() == stays
-
-
 def test_a_renamed_chapter_leaves_nothing(tmp_path):
     "One that is added, or still listed, takes no page away."
     page = tmp_path / "_build/html/nbs/230_layers.core.html"

@@ -124,7 +124,7 @@ def layers() -> dict[str, Row]:
     """Every row of the table of layers, some of them with other settings, and
     the functional forms.
     """
-    found = trials({"B": 3, "C": 4, "L": 6, "D": 3, "H": 5, "W": 6})
+    found = trials()
     number_of = Counter(t.name for t in found)
     of = {t.name: t for t in found}
     out = {

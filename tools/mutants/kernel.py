@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.files import ROOT, python, ran
-from tools.processors import SETS, environment
+from tools.processors import SETS, environment, lacking
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
 # Lines of the kernel that decide how fast it is and not what it gives.
@@ -263,8 +263,5 @@ def run(
 
 def instruction_sets() -> list[str]:
     "The best that this machine has, and AVX2."
-    from normalnorm.layers.engines import compiler
-
-    levels = compiler._levels()
-    known = [name for name in SETS if SETS[name].level in levels]
+    known = [name for name in SETS if not lacking(name)]
     return list(dict.fromkeys([*known[:1], *(n for n in known if n == "AVX2")]))
