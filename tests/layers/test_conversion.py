@@ -324,13 +324,6 @@ class Masked(nn.GroupNorm):
         return super().forward(x)
 
 
-class Plus(nn.LayerNorm):
-    def forward(self, x):
-        return F.layer_norm(
-            x, self.normalized_shape, self.weight + 1, self.bias, self.eps
-        )
-
-
 class Chatty(nn.BatchNorm1d):
     def summary(self):
         return "mine"
@@ -401,7 +394,6 @@ class T5LayerNorm(nn.Module):
         (untracked_by_hand, "taken away"),
         (wrapped, "replaced on the object"),
         (lambda: Masked(1, 2), "x, mask"),
-        (lambda: Plus(3), "something else"),
         (lambda: Chatty(3), "summary"),
         (lambda: Described(3), "surprise"),
         (lambda: Helped(3), "surprise"),

@@ -130,7 +130,7 @@ def newton(k: np.ndarray) -> float:
     """1 − L'(1)/L''(1) for a standardized sample, in the long form of Appendix
     D.
     """
-    a, s = np.abs(k), np.where(k < 0, -1.0, 1.0)
+    a, s = np.abs(k), np.copysign(np.ones_like(k), k)
     ell = np.log1p(a)
     d = (1 + a) * ell - a
     d2 = s * ((1 + a) * ell**2 - 2 * d)
@@ -718,24 +718,10 @@ def textbook(trial, u):
     u = u.float()
     h = trial.units(trial.theirs(**BARE)(u).numpy())
     k = trial.units(trial.theirs(eps=1e-30, **BARE)(u).numpy())
-    h, k = torch.from_numpy(h), torch.from_numpy(k)
-    a, s = k.abs(), torch.where(k < 0, -1.0, 1.0)
-    mean = lambda w: w.mean(1, keepdim=True)
-    ell = a.log1p()
-    d = (1 + a) * ell - a
-    d2 = s * ((1 + a) * ell**2 - 2 * d)
-    second = mean(k * d2) + mean((d - mean(d)) ** 2) - 2 * mean(k * d) ** 2
-    eta = (
-        1
-        - torch.where(h < 0, -1.0, 1.0) * (mean(k * d) - mean(s * ell)) / second
-    )
-    return torch.from_numpy(
-        trial.whole(
-            (
-                torch.where(h < 0, -1.0, 1.0) * ((1 + h.abs()) ** eta - 1) / eta
-            ).numpy()
-        )
-    ).double()
+    lmbda = np.array([[newton(row)] for row in k], np.float32)
+    eta = np.where(h < 0, 2 - lmbda, lmbda)
+    x = np.copysign(((1 + np.abs(h)) ** eta - 1) / eta, h)
+    return torch.from_numpy(trial.whole(x)).double()
 
 
 @every_layer

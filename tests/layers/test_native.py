@@ -75,10 +75,6 @@ def frozen(shape, low, high):
     return given, torch.randn(2, *column).unbind(0)
 
 
-def wider(given, dtype=torch.float64):
-    return statistics_from(*(s.to(dtype) for s in values(given)))
-
-
 def in_each_format(u):
     "Channels last, too."
     return (u, u.to(memory_format=torch.channels_last)) if u.ndim == 4 else (u,)
@@ -544,9 +540,8 @@ def test_given_statistics(shape, scale):
 
     def run(x, of=normality_norm, dtype=torch.float32):
         leaves = [t.to(dtype).requires_grad_() for t in affine]
-        function = lambda x: of(
-            x, (0,), *leaves, statistics=wider(given, dtype)
-        )[0]
+        wide = statistics_from(*(s.to(dtype) for s in values(given)))
+        function = lambda x: of(x, (0,), *leaves, statistics=wide)[0]
         found = step(function, x.to(dtype), grad.to(dtype), leaves)
         assert found[0].stride() == torch.empty_like(x).stride()
         return [g.double() for g in found]
