@@ -26,7 +26,6 @@ from normalnorm.layers.backends import (
 from normalnorm.layers.core import Rule
 from normalnorm.layers.engines import native
 from normalnorm.layers.folding import FoldedNormality
-from normalnorm.layers.functional import batch_normal_norm
 from normalnorm.layers.guards import are_concrete, check_memory
 from normalnorm.layers.proxy import proxy_statistics
 from normalnorm.theory.gaussianizers import Chain
@@ -216,14 +215,6 @@ def test_batches_that_count(name, backend, momentum):
             counted.var(1).mean(0),
             rtol=1e-5,
             atol=1e-6,
-        )
-
-
-def test_a_function_asks_how_many_batches_there_were():
-    averages = torch.zeros(3), torch.ones(3)
-    with pytest.raises(ValueError, match="how many"):
-        batch_normal_norm(
-            torch.randn(8, 3), *averages, training=True, momentum=None
         )
 
 

@@ -564,23 +564,13 @@ def test_given_statistics(shape, scale):
     assert native.prepare(u, (0,), None, None, Rule(), statistics=wrong) is None
 
 
-def test_second_gradient_for_given_statistics():
-    "By the definition; and one that the kernel does not have."
+def test_a_gradient_that_the_kernel_does_not_have():
+    "Of statistics that are given."
     given, (weight, _) = frozen((8, 3, 5, 7), -1, 3)
+    given.var.requires_grad_()
     u = torch.randn(8, 3, 5, 7)
-    run = lambda x, given=given: normality_norm(
-        x, (0,), weight, None, statistics=given
-    )[0]
-    slope = lambda x: torch.autograd.grad(
-        run(x).square().sum(), x, create_graph=True
-    )[0]
-    square = lambda x: slope(x.requires_grad_())
-    found = step(square, u, leaves=())
-    with set_backend("eager"):
-        expected = step(square, u, leaves=())
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    var = given.var.clone().requires_grad_()
-    (of_var,) = torch.autograd.grad(run(u, given._replace(var=var)).sum(), var)
+    out, _ = normality_norm(u, (0,), weight, None, statistics=given)
+    (of_var,) = torch.autograd.grad(out.sum(), given.var)
     assert of_var.abs().min() > 0
 
 

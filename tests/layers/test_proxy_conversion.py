@@ -423,6 +423,16 @@ def test_skip_and_other_normalizers():
     assert isinstance(net.stages[2].act1, ProxyNorm)
 
 
+def test_a_group_norm_has_the_epsilon_of_the_batch_norm():
+    "By itself and in a proxy norm that is fused with it."
+    net = nn.Sequential(nn.BatchNorm2d(8, 0.5), nn.ReLU())
+    apart, fused = (
+        to_proxy_norm(net, groups=4, inplace=False, fused=joint)
+        for joint in (False, True)
+    )
+    assert apart[0].eps == fused[1].norm_eps == 0.5
+
+
 @pytest.mark.parametrize(
     "norm, conv, shape",
     [
