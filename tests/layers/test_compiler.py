@@ -588,23 +588,15 @@ def test_levels_of_this_processor_are_the_loaders():
     ] == compiler._levels()[1:]
 
 
-@pytest.fixture
-def carried(place, monkeypatch):
-    """The files of the small source, a cache that is not to be used, and no
-    compiler.
-    """
-    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
-        pytest.skip("what is carried is made by g++, on Linux on x86-64")
-    files = compiler.carry(place / "seven.cpp", ["seven", "threads"])
-    monkeypatch.delenv("NORMALNORM_QUIET")
-    monkeypatch.setenv("PATH", str(place))
-    return files
+CARRIED = pytest.mark.skipif(
+    not compiler._levels() or "clang" in Path(USUAL or "").resolve().name,
+    reason="what is carried is made by g++, on Linux on x86-64",
+)
 
 
+@CARRIED
 def test_carried_flags_are_those_of_load(place, monkeypatch):
     "Compiled with the same words, but for the names of files."
-    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
-        pytest.skip("what is carried is made by g++, on Linux on x86-64")
     words = {}
     run = compiler._command
     for which in ("carry", *compiler._levels()):
@@ -630,13 +622,17 @@ def test_carried_flags_are_those_of_load(place, monkeypatch):
     assert len(words["carry"]) == 6
 
 
+@CARRIED
 @pytest.mark.parametrize(
     "what",
     ["changed", "foreign", "flags", "function", "unreadable"],
 )
-def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
+def test_carried_that_does_not_fit(place, monkeypatch, what):
     "The compiler is looked for as if there was nothing, and nothing is said."
-    best = carried[len(compiler._levels()) - 1]
+    files = compiler.carry(place / "seven.cpp", ["seven", "threads"])
+    monkeypatch.delenv("NORMALNORM_QUIET")
+    monkeypatch.setenv("PATH", str(place))
+    best = files[len(compiler._levels()) - 1]
     content, functions = best.read_bytes(), ["seven"]
     # a new file: the old one is loaded here, and its end is run with Python's
     best.unlink()
