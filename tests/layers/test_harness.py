@@ -194,23 +194,6 @@ def channel_means(trial, u, values):
     )
 
 
-def test_the_reference_itself():
-    "Its Newton step against second differences of SciPy's likelihood."
-    k = np.exp(np.random.default_rng(0).standard_normal(50))
-    k = (k - k.mean()) / k.std()
-    e = 1e-4
-    low, mid, high = (
-        -scipy.stats.yeojohnson_llf(1 + t, k) / 50 for t in (-e, 0, e)
-    )
-    assert (
-        abs(
-            newton(k)
-            - (1 - (high - low) / (2 * e) / ((high - 2 * mid + low) / e**2))
-        )
-        < 1e-5
-    )
-
-
 # ---------------------------------------------------------------- equal to
 # torch, equal to the reference
 
