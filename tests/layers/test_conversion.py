@@ -5,7 +5,6 @@ where they can be imported.
 
 import copy
 import pickle
-import warnings
 from functools import partial
 
 import pytest
@@ -467,17 +466,15 @@ def test_skip(skip, left):
     assert all(r.reason == "skipped, as asked" for r in report.left)
 
 
-@quiet
+@pytest.mark.filterwarnings("error")
 def test_skipped_ways_back_are_no_warning():
     "What no conversion knows is one even so."
     model = nn.Sequential(
         nn.LocalResponseNorm(2), normalnorm.BatchNormalNorm1d(4)
     )
     model[1]._plain = "no_such_package:Norm"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (row,) = to_plain(model, skip="1", return_report=True)[1].left
-        assert to_plain(model, skip="1") is model
+    (row,) = to_plain(model, skip="1", return_report=True)[1].left
+    assert to_plain(model, skip="1") is model
     assert (row.name, row.reason) == ("1", "skipped, as asked")
     with pytest.warns(UserWarning, match="LocalResponseNorm.*not a normalizer"):
         to_normality(model, skip=["0", "1"])
@@ -596,7 +593,7 @@ def test_bypassed_finds_what_was_exchanged_by_hand_and_leaves_no_trace():
     assert "forward" not in layer.norm2.__dict__
 
 
-@quiet
+@pytest.mark.filterwarnings("error")
 def test_to_plain_says_that_lambda_is_lost():
     model = to_normality(nn.Sequential(nn.BatchNorm1d(3)))
     _, report = to_plain(copy.deepcopy(model), return_report=True)
@@ -606,9 +603,7 @@ def test_to_plain_says_that_lambda_is_lost():
         with pytest.warns(UserWarning, match="dropped"):
             to_plain(layer)
     model[0].alpha = 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        to_plain(model)
+    to_plain(model)
 
 
 def test_to_plain_says_what_has_no_way_back():

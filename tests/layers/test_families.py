@@ -264,13 +264,14 @@ def test_a_toy_is_not_folded_for_nobody_said_that_it_can(toy):
     assert "no affine map before" in report.left[0].reason
 
 
-def test_a_toy_is_among_what_is_tried(toy):
+def test_a_toy_is_among_what_is_tried(toy, monkeypatch):
     "The hostile table has it, with the plain layer that its row names."
     tried = hostile.layers()
     mine = [name for name in tried if name.startswith("spread")]
     assert mine == ["spread B C", "spread B C L"]
     assert type(tried[mine[0]].theirs()) is Spread
     assert set(tried) - set(mine) == set(hostile.LAYERS)
+    monkeypatch.setattr(hostile, "LAYERS", tried)
     for label in (
         "input: as it should be",
         "input: transposed",
@@ -278,9 +279,7 @@ def test_a_toy_is_among_what_is_tried(toy):
         "bias: expanded",
     ):
         for variant in ("plain", "full", "in evaluation"):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(hostile, "LAYERS", tried)
-                found = hostile.judged((mine[1], variant, label))
+            found = hostile.judged((mine[1], variant, label))
             assert found.word in ("right", "refused"), found
 
 
