@@ -91,8 +91,6 @@ CASES = [
 every_row = pytest.mark.parametrize("trial", EVERY.values(), ids=EVERY)
 every_layer = pytest.mark.parametrize("trial", LAYERS.values(), ids=LAYERS)
 running_layers = pytest.mark.parametrize("trial", RUNNING, ids=str)
-every_case = pytest.mark.parametrize("trial, options", CASES)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 
 
 def skewed(shape, dtype=torch.float64, seed=0):
@@ -244,7 +242,7 @@ def test_without_transform_and_noise_it_is_the_plain_layer(
             )
 
 
-@every_case
+@pytest.mark.parametrize("trial, options", CASES)
 def test_it_is_algorithm_1(trial, options):
     "Training, the running averages that it leaves, and evaluation with them."
     module = trial.ours(noise=0.0, dtype=torch.float64, **options)
@@ -348,7 +346,7 @@ def resized(trial, sizes):
 # ---------------------------------------------------------------- identities
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @running_layers
 def test_at_lambda_1_it_is_the_plain_layer(trial, dtype):
     "Evaluation, to the bit, up to 1e6 deviations out."

@@ -1513,6 +1513,17 @@ def test_the_kernel_asks_the_tensors():
         with pytest.raises(native.Different):
             ask(weight=wrong)
     assert all(map(torch.equal, running, before))
+    # where channels come last; what is given otherwise is brought into form
+    of_last = native.prepare(last, (0, 2, 3), None, None, Rule(), 1)
+    outs = [native.forward(of_last, x)[0] for x in (last, u)]
+    assert torch.equal(*outs)
+    for wrong in (last[:3], last[..., :5], last[:, :2], last.transpose(2, 3)):
+        with pytest.raises(native.Different):
+            native.forward(of_last, wrong)
+    short = last.clone()
+    short.untyped_storage().resize_(4 * u.numel() - 1)
+    with pytest.raises(RuntimeError, match="not there"):
+        native.forward(of_last, short)
     # a part of a larger storage is right
     ask(torch.randn(361)[1:].view(u.shape))
     # a backward pass brings into form what it finds
@@ -1521,23 +1532,6 @@ def test_the_kernel_asks_the_tensors():
     for x in (last, -torch._neg_view(u), torch._neg_view(-u)):
         found = native.backward(call, grad, (x, weight, numbers))
         assert all(map(torch.equal, found, expected))
-
-
-def test_the_kernel_asks_tensors_with_channels_last():
-    u = torch.randn(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
-    call = native.prepare(u, (0, 2, 3), None, None, Rule(), 1)
-    expected = native.forward(call, u)[0]
-    # given otherwise, it is brought into form
-    torch.testing.assert_close(
-        native.forward(call, u.contiguous())[0], expected, rtol=0, atol=0
-    )
-    for wrong in (u[:3], u[..., :5], u[:, :2], u.transpose(2, 3)):
-        with pytest.raises(native.Different):
-            native.forward(call, wrong)
-    short = u.clone()
-    short.untyped_storage().resize_(4 * u.numel() - 1)
-    with pytest.raises(RuntimeError, match="not there"):
-        native.forward(call, short)
 
 
 @pytest.mark.parametrize("what", ["no interface", "no place", "other tensors"])

@@ -1,5 +1,5 @@
-"""A converted model that was saved: plain → converted, converted → plain,
-converted → converted, and models of transformers in another process.
+"""A converted model that was saved and is rebuilt from its state; models of
+transformers in another process.
 """
 
 import copy

@@ -1,5 +1,5 @@
-"""Normalized weights beyond their chapters: torch's and timm's own forms,
-checkpoints, copies, scales, dtypes, training, bad input.
+"""Normalized weights beyond their chapters: by hand, checkpoints, copies,
+scales, dtypes, compilers, bad input.
 """
 
 import copy
