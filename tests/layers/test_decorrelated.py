@@ -234,6 +234,12 @@ def test_running_averages_by_hand():
     assert layer.num_batches_tracked == 3 and (layer.running_lambda != 1).all()
 
 
+def test_averages_of_fewer_channels_than_a_group_has():
+    mean, cov = torch.zeros(3), torch.eye(3)
+    decorrelated_batch_norm(torch.randn(9, 3) + 5, mean, cov, training=True)
+    assert (mean > 0.3).all() and (cov != torch.eye(3)).all()
+
+
 def test_large_values_and_large_means():
     u = torch.randn(200, 4)
     of = functools.partial(decorrelated_batch_norm, training=True)

@@ -424,13 +424,16 @@ def test_skip_and_other_normalizers():
 
 
 def test_a_group_norm_has_the_epsilon_of_the_batch_norm():
-    "By itself and in a proxy norm that is fused with it."
-    net = nn.Sequential(nn.BatchNorm2d(8, 0.5), nn.ReLU())
+    "In a proxy norm that is fused with it, and where no activation follows."
+    norm = nn.BatchNorm2d(8, 0.5)
+    net = nn.Sequential(norm, nn.ReLU(), copy.deepcopy(norm))
     apart, fused = (
         to_proxy_norm(net, groups=4, inplace=False, fused=joint)
         for joint in (False, True)
     )
-    assert apart[0].eps == fused[1].norm_eps == 0.5
+    assert apart[0].eps == apart[2].eps == fused[1].norm_eps == 0.5
+    x = torch.randn(2, 8, 3, 5)
+    torch.testing.assert_close(fused(x), apart(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
