@@ -1,15 +1,10 @@
 import pytest
-import torch.distributed as dist
 
-from normalnorm.layers.sync import _AllProcesses
+from normalnorm.checks.layers.sync import a_group_of_one
 
 
 @pytest.fixture
-def exchanging(tmp_path, monkeypatch):
+def exchanging():
     "Synchronized layers go through their exchanges, in a group of one process."
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
-    )
-    monkeypatch.setattr(_AllProcesses, "_exchanges", lambda self: self.training)
-    yield
-    dist.destroy_process_group()
+    with a_group_of_one():
+        yield

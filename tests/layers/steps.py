@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from normalnorm.checks.layers import core
 from normalnorm.checks.layers.sync import in_processes
 from normalnorm.layers.hybrids import BatchReNorm, PropagatedNorm
 from tests.refusals import refusals as refusals
@@ -34,18 +35,9 @@ def step(function, u, upstream=None, leaves=None, **how):
     return [out.detach(), *torch.autograd.grad(top, [x, *leaves], grad, **how)]
 
 
-def kept_bytes(function, u) -> int:
+def kept_bytes(layer, u) -> int:
     "What waits for the backward pass, each storage once."
-    found = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert function(u.requires_grad_()).requires_grad
-    return sum(found.values())
+    return core.kept_bytes(lambda x, *_, **__: (layer(x),), u)
 
 
 @contextlib.contextmanager

@@ -226,6 +226,7 @@ def test_unknown_flags_do_not_cost_a_compilation(place, monkeypatch):
         )
 
 
+@pytest.mark.filterwarnings("error")
 def test_without_threads_there_is_one_warning(place, monkeypatch):
     monkeypatch.setenv(
         "CXX",
@@ -247,9 +248,7 @@ def test_without_threads_there_is_one_warning(place, monkeypatch):
         assert warning.filename == __file__
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     compiler._warn_once.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load(place)
+    load(place)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +381,7 @@ def test_a_note_of_a_failure_counts_for_a_day(tmp_path, hours, remembered):
         compiler._recall(note)
 
 
-def test_a_damaged_file_is_made_anew(place):
+def test_a_damaged_file_is_made_anew(place, monkeypatch):
     "In children, which would die of it; what they make is whole again."
     load(place)
     (kernel,) = kernels(place)
@@ -402,24 +401,12 @@ def test_a_damaged_file_is_made_anew(place):
             and b"seven" in kept.read_bytes()
         )
     # none of these reaches the loader
-    with pytest.MonkeyPatch.context() as patch:
-        opened = []
-        patch.setattr(
-            compiler.ctypes, "CDLL", lambda path, mode: opened.append(path)
-        )
-        for damage in found:
-            kernel.write_bytes(damage)
-            assert (
-                compiler._kept(
-                    place / "cache",
-                    "seven",
-                    kernel.name.split("-")[1],
-                    None,
-                    (),
-                )
-                is None
-            )
-        assert not opened
+    monkeypatch.setattr(compiler.ctypes, "CDLL", None)
+    for damage in found:
+        kernel.write_bytes(damage)
+        key = kernel.name.split("-")[1]
+        of = compiler._kept(place / "cache", "seven", key, None, ())
+        assert of is None
 
 
 def test_a_source_without_the_functions(place):
@@ -588,23 +575,15 @@ def test_levels_of_this_processor_are_the_loaders():
     ] == compiler._levels()[1:]
 
 
-@pytest.fixture
-def carried(place, monkeypatch):
-    """The files of the small source, a cache that is not to be used, and no
-    compiler.
-    """
-    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
-        pytest.skip("what is carried is made by g++, on Linux on x86-64")
-    files = compiler.carry(place / "seven.cpp", ["seven", "threads"])
-    monkeypatch.delenv("NORMALNORM_QUIET")
-    monkeypatch.setenv("PATH", str(place))
-    return files
+CARRIED = pytest.mark.skipif(
+    not compiler._levels() or "clang" in Path(USUAL or "").resolve().name,
+    reason="what is carried is made by g++, on Linux on x86-64",
+)
 
 
+@CARRIED
 def test_carried_flags_are_those_of_load(place, monkeypatch):
     "Compiled with the same words, but for the names of files."
-    if not compiler._levels() or "clang" in Path(USUAL).resolve().name:
-        pytest.skip("what is carried is made by g++, on Linux on x86-64")
     words = {}
     run = compiler._command
     for which in ("carry", *compiler._levels()):
@@ -630,13 +609,17 @@ def test_carried_flags_are_those_of_load(place, monkeypatch):
     assert len(words["carry"]) == 6
 
 
+@CARRIED
 @pytest.mark.parametrize(
     "what",
     ["changed", "foreign", "flags", "function", "unreadable"],
 )
-def test_carried_that_does_not_fit(place, carried, monkeypatch, what):
+def test_carried_that_does_not_fit(place, monkeypatch, what):
     "The compiler is looked for as if there was nothing, and nothing is said."
-    best = carried[len(compiler._levels()) - 1]
+    files = compiler.carry(place / "seven.cpp", ["seven", "threads"])
+    monkeypatch.delenv("NORMALNORM_QUIET")
+    monkeypatch.setenv("PATH", str(place))
+    best = files[len(compiler._levels()) - 1]
     content, functions = best.read_bytes(), ["seven"]
     # a new file: the old one is loaded here, and its end is run with Python's
     best.unlink()
@@ -891,6 +874,7 @@ def test_what_fails_there_is_told_here(place, builders):
     )
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cannot", ("write", "start"))
 def test_where_no_other_process_helps_it_is_compiled_here(
     place, builders, monkeypatch, cannot
@@ -899,9 +883,7 @@ def test_where_no_other_process_helps_it_is_compiled_here(
         monkeypatch.setattr(compiler, "_writable", lambda folder: False)
     else:
         monkeypatch.setattr(sys, "executable", "")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert begun(place).seven() == 7 and not builders
+    assert begun(place).seven() == 7 and not builders
 
 
 def test_no_compiler(tmp_path):

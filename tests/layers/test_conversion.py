@@ -5,7 +5,6 @@ where they can be imported.
 
 import copy
 import pickle
-import warnings
 from functools import partial
 
 import pytest
@@ -183,17 +182,11 @@ def test_synchronization_changes_all_or_nothing(wrong, words):
     assert described(model) == before
 
 
-class Positive(nn.Module):
-    def forward(self, x):
-        return F.softplus(x)
-
-    def right_inverse(self, y):
-        return y.expm1().log()
-
-
 def positive(layer):
     "With a parametrized weight."
-    nn.utils.parametrize.register_parametrization(layer, "weight", Positive())
+    nn.utils.parametrize.register_parametrization(
+        layer, "weight", nn.Softplus()
+    )
     return layer
 
 
@@ -210,7 +203,7 @@ def test_parametrized_layers_stay_parametrized():
     expected = layer.eval()(u)
     to_normality(layer)
     assert isinstance(layer, normalnorm.BatchNormalNorm1d)
-    assert torch.equal(layer(u), expected)
+    torch.testing.assert_close(layer(u), expected)
     layer.parametrizations.weight.original.data.fill_(-30)
     assert (layer(u) - layer.bias).abs().max() < 1e-9
     assert isinstance(copy.deepcopy(layer), normalnorm.BatchNormalNorm1d)
@@ -324,18 +317,6 @@ class Masked(nn.GroupNorm):
         return super().forward(x)
 
 
-class Plus(nn.LayerNorm):
-    def forward(self, x):
-        return F.layer_norm(
-            x, self.normalized_shape, self.weight + 1, self.bias, self.eps
-        )
-
-
-class Chatty(nn.BatchNorm1d):
-    def summary(self):
-        return "mine"
-
-
 class Helper(nn.BatchNorm2d):
     "The same in evaluation, another estimate in training."
 
@@ -345,18 +326,9 @@ class Helper(nn.BatchNorm2d):
         )
 
 
-class Described(nn.BatchNorm1d):
-    "Adds what is no method."
-
-    @property
-    def surprise(self):
-        return self.eps
-
-
-class Helped(nn.BatchNorm1d):
-    "Adds what is called, though no function of the class."
-
-    surprise = partial(print, "surprise")
+def adding(**more):
+    "A subclass of batch norm with something more."
+    return type("Adding", (nn.BatchNorm1d,), more)(3)
 
 
 class Annotated(nn.BatchNorm1d):
@@ -378,33 +350,25 @@ def wrapped():
     return layer
 
 
-class FrozenBatchNorm2d(nn.Module):
-    pass
-
-
-class Qwen2RMSNorm(nn.Module):
-    pass
-
-
-class T5LayerNorm(nn.Module):
-    pass
+def called(name):
+    return type(name, (nn.Module,), {})()
 
 
 @pytest.mark.parametrize(
     "make, words",
     [
         (lambda: nn.LazyBatchNorm2d(), "lazy"),
-        (Qwen2RMSNorm, "root-mean-square"),
-        (FrozenBatchNorm2d, "constants"),
-        (T5LayerNorm, "knows"),
+        (lambda: called("Qwen2RMSNorm"), "root-mean-square"),
+        (lambda: called("FrozenBatchNorm2d"), "constants"),
+        (lambda: called("T5LayerNorm"), "knows"),
         (lambda: nn.LocalResponseNorm(2), "knows"),
         (untracked_by_hand, "taken away"),
         (wrapped, "replaced on the object"),
         (lambda: Masked(1, 2), "x, mask"),
-        (lambda: Plus(3), "something else"),
-        (lambda: Chatty(3), "summary"),
-        (lambda: Described(3), "surprise"),
-        (lambda: Helped(3), "surprise"),
+        (lambda: adding(summary=lambda layer: "mine"), "summary"),
+        # no method, and called though no function of the class
+        (lambda: adding(size=property(lambda layer: layer.eps)), "size"),
+        (lambda: adding(help=partial(print, "surprise")), "help"),
         (lambda: Helper(3), "something else"),
         (
             lambda: Doubled(4),
@@ -502,17 +466,15 @@ def test_skip(skip, left):
     assert all(r.reason == "skipped, as asked" for r in report.left)
 
 
-@quiet
+@pytest.mark.filterwarnings("error")
 def test_skipped_ways_back_are_no_warning():
     "What no conversion knows is one even so."
     model = nn.Sequential(
         nn.LocalResponseNorm(2), normalnorm.BatchNormalNorm1d(4)
     )
     model[1]._plain = "no_such_package:Norm"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (row,) = to_plain(model, skip="1", return_report=True)[1].left
-        assert to_plain(model, skip="1") is model
+    (row,) = to_plain(model, skip="1", return_report=True)[1].left
+    assert to_plain(model, skip="1") is model
     assert (row.name, row.reason) == ("1", "skipped, as asked")
     with pytest.warns(UserWarning, match="LocalResponseNorm.*not a normalizer"):
         to_normality(model, skip=["0", "1"])
@@ -631,7 +593,7 @@ def test_bypassed_finds_what_was_exchanged_by_hand_and_leaves_no_trace():
     assert "forward" not in layer.norm2.__dict__
 
 
-@quiet
+@pytest.mark.filterwarnings("error")
 def test_to_plain_says_that_lambda_is_lost():
     model = to_normality(nn.Sequential(nn.BatchNorm1d(3)))
     _, report = to_plain(copy.deepcopy(model), return_report=True)
@@ -641,9 +603,7 @@ def test_to_plain_says_that_lambda_is_lost():
         with pytest.warns(UserWarning, match="dropped"):
             to_plain(layer)
     model[0].alpha = 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        to_plain(model)
+    to_plain(model)
 
 
 def test_to_plain_says_what_has_no_way_back():

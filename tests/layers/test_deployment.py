@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import normalnorm
-from normalnorm.experiments.models import build
 from normalnorm.layers.backends import set_backend
 from normalnorm.layers.conversion import to_normality
 from normalnorm.layers.factory import norm_layer
@@ -308,27 +307,6 @@ def test_folded_is_equal(case, gaussian, dtype, tolerance):
     assert torch.equal(pickle.loads(pickle.dumps(folded))(u), folded(u))
     without = fold(model, tolerance=float("inf"))[-1]
     assert without.lmbda is without.weight is None
-
-
-@pytest.mark.parametrize(
-    "name, options, pairs",
-    [
-        (
-            "resnet18",
-            dict(stem="small", channels=1, classes=3, widths=[4, 4, 8, 8]),
-            {20},
-        ),
-        ("small_resnet_v2", {}, {3}),
-        ("small_efficientnet", {}, range(1, 99)),
-    ],
-)
-def test_whole_networks_fold(name, options, pairs):
-    model = to_normality(build(name, **options).double())
-    model = seen(model, (4, 1, 12, 12), 2)
-    u, folded = torch.randn(4, 1, 12, 12, dtype=torch.float64), fold(model)
-    found = [m for m in folded.modules() if isinstance(m, FoldedNormality)]
-    assert len(found) in pairs
-    torch.testing.assert_close(folded(u), model(u), rtol=1e-9, atol=1e-9)
 
 
 class Halved(normalnorm.BatchNormalNorm2d):

@@ -5,14 +5,17 @@ model.
 Two of them compute everything, and the tests look at what they return.
 """
 
-import contextlib
 import copy
-import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 import normalnorm
 from normalnorm.layers.conversion import to_normality, to_plain
@@ -72,45 +75,7 @@ def wrapped(model, how):
     return fully_shard(model, mesh=mesh)
 
 
-def whole_state(model, how):
-    "The state of the unsharded model, on rank 0 at least."
-    if how == "ddp":
-        return model.module.state_dict()
-    if how.startswith("fsdp1"):
-        with full_states(model):
-            return {k: v.clone() for k, v in model.state_dict().items()}
-    from torch.distributed.checkpoint import state_dict
-
-    options = state_dict.StateDictOptions(full_state_dict=True)
-    return state_dict.get_model_state_dict(model, options=options)
-
-
-@contextlib.contextmanager
-def full_states(model):
-    "Of FSDP1, which warns that it is old."
-    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
-
-    with (
-        warnings.catch_warnings(),
-        FullyShardedDataParallel.state_dict_type(
-            model, StateDictType.FULL_STATE_DICT
-        ),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def load_whole(model, state, how):
-    if how == "ddp":
-        model.module.load_state_dict(state)
-    elif how.startswith("fsdp1"):
-        with full_states(model):
-            model.load_state_dict(state)
-    else:
-        from torch.distributed.checkpoint import state_dict
-
-        options = state_dict.StateDictOptions(full_state_dict=True)
-        state_dict.set_model_state_dict(model, state, options=options)
+WHOLE = StateDictOptions(full_state_dict=True)  # of the unsharded model
 
 
 def everything(rank):
@@ -204,12 +169,13 @@ def after_training(how, rank, model, reference, u):
     """The state, the state saved and loaded into an unwrapped and into a
     wrapped model, what these compute in evaluation.
     """
-    state, expected = whole_state(model, how), reference.state_dict()
+    state = get_model_state_dict(model, options=WHOLE)
+    expected = reference.state_dict()
     parameters = [n for n, _ in reference.named_parameters()]
     loaded = reloaded(state)
     alone, again = network(), wrapped(network(), how)
     alone.load_state_dict(loaded)
-    load_whole(again, loaded, how)
+    set_model_state_dict(again, loaded, options=WHOLE)
     with torch.no_grad():
         outs = [m.eval()(u) for m in (model, alone, again)]
         here = reference.eval()(u)
@@ -244,7 +210,7 @@ def from_meta(rank):
     model.to_empty(device="cpu")
     for layer in model:
         layer.reset_parameters()
-    full = whole_state(model, "fsdp2 each")
+    full = get_model_state_dict(model, options=WHOLE)
     return furthest(
         {k: v for k, v in full.items() if not k.startswith("0.")},
         nn.Sequential(nn.Identity(), *made()).state_dict(),

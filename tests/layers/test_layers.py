@@ -9,7 +9,6 @@ import torch
 import torch._dynamo.testing
 import torch._inductor.config
 
-import normalnorm
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.noise import add_noise
 from normalnorm.theory.newton import Over
@@ -79,37 +78,6 @@ def test_export_in_evaluation(row):
     torch.testing.assert_close(
         torch.export.export(layer, (u,)).module()(u), layer(u)
     )
-
-
-INDUCTOR = {
-    "batch": (lambda: normalnorm.BatchNormalNorm2d(5), (7, 5, 4, 3)),
-    "decorrelated": (
-        lambda: normalnorm.DecorrelatedBatchNorm1d(
-            3, method="newton_schulz", iterations=2
-        ),
-        (29, 3),
-    ),
-}
-
-
-@FOLLOWS
-@pytest.mark.parametrize("name", INDUCTOR)
-def test_inductor(name):
-    """torch.compile with its own code generator, in one graph: output and
-    gradients as without it; noise too, where the seed is PyTorch's (inductor
-    has a generator of its own).
-    """
-    make, shape = INDUCTOR[name]
-    torch.compiler.reset()
-    layer, u, found = make(), torch.randn(shape).exp(), []
-    for module in (layer, torch.compile(layer, fullgraph=True)):
-        torch.manual_seed(5)
-        with (
-            normalnorm.set_backend("eager"),
-            torch._inductor.config.patch(fallback_random=True),
-        ):
-            found.append(step(module, u))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_centre_over_one_set_and_scale_over_another():

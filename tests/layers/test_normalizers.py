@@ -35,7 +35,6 @@ HERE = {"normalnorm.layers.normalizers", "normalnorm.layers.hybrids"}
 MINE = {row.names[0]: row for row in rows() if row.layer.__module__ in HERE}
 # with values standardized over one set, which can be transformed
 SETS = {"bmlv": (1, 2, 3), "lmbv": (0, 2, 3), "rms": (2,), "frn": (2, 3)}
-STANDARDIZED = pytest.mark.parametrize("name", SETS)
 
 
 def made(name, channels=5, **options):
@@ -241,21 +240,6 @@ def test_renormalization_refuses_what_it_cannot_tell(recognized, monkeypatch):
     assert u.grad.isnan().all()
 
 
-HALF = pytest.mark.parametrize(
-    "dtype, rounding",
-    [
-        (torch.float64, 0),
-        (torch.float32, 0),
-        (torch.bfloat16, 2**-8),
-        (torch.float16, 2**-11),
-    ],
-    ids=str,
-)
-
-
-ACTED = pytest.mark.parametrize("apply_act", [True, False])
-
-
 def of_timm(name, *args):
     return lambda act: getattr(installed("timm.layers"), name)(
         6, *args, apply_act=act
@@ -269,8 +253,17 @@ TIMM = {
 
 
 @pytest.mark.parametrize("name", TIMM)
-@ACTED
-@HALF
+@pytest.mark.parametrize("apply_act", [True, False])
+@pytest.mark.parametrize(
+    "dtype, rounding",
+    [
+        (torch.float64, 0),
+        (torch.float32, 0),
+        (torch.bfloat16, 2**-8),
+        (torch.float16, 2**-11),
+    ],
+    ids=str,
+)
 def test_it_is_timm_s(name, apply_act, dtype, rounding):
     theirs = moved(TIMM[name](apply_act).to(dtype))
     ours = to_normality(copy.deepcopy(theirs), alpha=0.0)
@@ -286,7 +279,7 @@ def test_it_is_timm_s(name, apply_act, dtype, rounding):
 
 
 @pytest.mark.parametrize("gaussianizer", [Power(), Chain()], ids=str)
-@STANDARDIZED
+@pytest.mark.parametrize("name", SETS)
 def test_a_transform_comes_after_the_normalizer(name, gaussianizer):
     """Composed by hand: plain values, then the transform with parameters of the
     standardized set, then γ and β and what follows.

@@ -110,7 +110,7 @@ def test_elements_of_the_batch_do_not_meet(make, shape):
 def test_checkpoints_of_torch(positions, bias):
     ours, theirs = CONVS[positions]
     args = (4, 6, 3)[: 2 + bool(positions)]
-    plain, layer, again = (of(*args, bias=bias) for of in (theirs, ours, ours))
+    plain, layer = (of(*args, bias=bias) for of in (theirs, ours))
     nn.init.constant_(layer.gain, 3)
     layer.load_state_dict(plain.state_dict())
     assert isinstance(layer, theirs) and (layer.gain == 1).all()
@@ -119,13 +119,10 @@ def test_checkpoints_of_torch(positions, bias):
     with pytest.raises(RuntimeError, match="_extra_state"):
         plain.load_state_dict(bare.state_dict())
     plain.load_state_dict(plain_state_dict(bare.state_dict()))
-    nn.init.uniform_(layer.gain)
-    again.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(again.gain, layer.gain)
     broken = layer.state_dict()
     del broken["weight"]
     with pytest.raises(RuntimeError, match="Missing key"):
-        again.load_state_dict(broken)
+        layer.load_state_dict(broken)
 
 
 def test_new_parameters():

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normalnorm.checks.layers.regnorm import double_loop
 from normalnorm.layers.prelayer import PreLayerNormLinear
 from normalnorm.layers.regnorm import (
     PreRegNormConv1d,
@@ -34,17 +35,6 @@ CONVS = {
 }
 
 
-def pairs(rows, same=True):
-    "Equation 3, by its pairs."
-    values = [
-        ((a + b).square() - 2).sum()
-        for i, a in enumerate(rows)
-        for j, b in enumerate(rows)
-        if same or i != j
-    ]
-    return torch.stack(values).mean()
-
-
 @pytest.mark.parametrize("positions", [1, 2, 3])
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("scale", ["rms", "std"])
@@ -66,9 +56,9 @@ def test_convolutions_by_hand(positions, centred, scale, distinct):
     torch.testing.assert_close(
         layer(x), layer.gain.reshape(wide) * z + layer.bias.reshape(wide)
     )
-    torch.testing.assert_close(layer.loss_term, pairs(z, not distinct))
-    one = regnorm_penalty(layer, 0.5)
-    torch.testing.assert_close(one, 0.5 * pairs(z, not distinct))
+    term = double_loop(z.flatten(1), not distinct)
+    torch.testing.assert_close(layer.loss_term, term)
+    torch.testing.assert_close(regnorm_penalty(layer, 0.5), 0.5 * term)
     layer.eval()(x)
     with pytest.raises(ValueError, match="left a term"):
         regnorm_penalty(layer)

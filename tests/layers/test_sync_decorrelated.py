@@ -360,14 +360,10 @@ def test_batches_that_count_in_all_processes(saved):
             assert momentum is not None or found["mean"] < 1e-12, (kind, found)
 
 
-def test_an_over_of_all_processes_tells_inputs_apart(monkeypatch):
+def test_an_over_of_all_processes_tells_inputs_apart(exchanging):
     """Variance and mean are those of what is asked for, not of the input it was
-    made of, unless that is asked for by name; one process, without exchange.
+    made of, unless that is asked for by name.
     """
-    monkeypatch.setattr(sync.dist, "get_rank", lambda group=None: 0)
-    monkeypatch.setattr(
-        sync.Across, "gather", lambda self, values: values[None]
-    )
     x = torch.randn(9, 3)
     unit = sync.Across(x, None, noise=False)
     for value, name in ((x, "input"), (x.exp(), ""), (3 * x + 1, "other")):

@@ -97,13 +97,19 @@ def test_a_layer_is_traced_in_training(name):
     )
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_trace_that_would_lose_its_gradient_is_refused():
-    for name in [n for n in LAYERS if "decorrelated" in n]:
-        with pytest.raises(
-            RuntimeError, match=r"gradient of the whitening.*\.eval\(\)"
-        ):
-            torch.jit.trace(LAYERS[name].ours(), (images(),))
+test_a_trace_that_would_lose_its_gradient_is_refused = (
+    pytest.mark.filterwarnings("ignore")(
+        refusals(
+            [
+                (trial, r"gradient of the whitening.*\.eval\(\)")
+                for name, trial in LAYERS.items()
+                if "decorrelated" in name
+            ],
+            lambda trial: torch.jit.trace(trial.ours(), (images(),)),
+            RuntimeError,
+        )
+    )
+)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -16,7 +16,6 @@ from tests.refusals import refusals
 
 def test_layers_are_those_of_the_definition():
     x = torch.randn(3, 2, 5, 7)
-    torch.manual_seed(0)
     made = list(collapse.random_net(x, 4, 6, activation=torch.tanh))
     assert len(made) == 4
     for layer in made:
@@ -25,9 +24,6 @@ def test_layers_are_those_of_the_definition():
         torch.testing.assert_close(layer.y, collapse.layer_norm(layer.x))
         # one factor and one shift for each channel
         assert collapse.linear_residual(layer.affine, layer.y, True) < 1e-10
-    torch.manual_seed(0)
-    again = list(collapse.random_net(x, 4, 6, activation=torch.tanh))
-    assert all((a.z == b.z).all() for a, b in zip(made, again))
 
 
 def test_options_of_a_net():

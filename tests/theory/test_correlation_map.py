@@ -19,19 +19,12 @@ from normalnorm.theory.correlation_map import (
 )
 from tests.refusals import refusals
 
-KINDS = {"instance": {"group": 9}}
-
-
-def more(norm):
-    return KINDS.get(norm, {})
-
-
 # ---- types, shapes, settings ------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_number_in_number_out_tensor_in_tensor_out(norm):
-    here = {**more(norm)} | ({"batch": 5} if norm == "lmbv" else {})
+    here = {"instance": {"group": 9}, "lmbv": {"batch": 5}}.get(norm, {})
     value = correlation_map(0.3, "relu", norm, **here)
     assert type(value) is float and 0 <= value < 1
     c = torch.tensor([0.3, 0.5, 0.1], dtype=torch.float32)

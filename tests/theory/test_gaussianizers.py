@@ -29,7 +29,6 @@ from normalnorm.theory.tails import (
     ratio_to_theta,
     tail_delta,
     tail_nll,
-    tail_nll_derivatives,
 )
 from tests.refusals import refusals
 
@@ -178,20 +177,6 @@ def test_forward_mode_of_lambert_w():
 # -- estimates
 
 
-def test_newton_delta_is_newtons_step_of_the_light_side():
-    h = torch.randn(20, 30, dtype=D) ** 3
-    k = standardized(h, -1)
-    first, second = tail_nll_derivatives(
-        k, torch.full((20, 1), -1e-13, dtype=D), Over(-1)
-    )
-    torch.testing.assert_close(
-        newton_delta(h, -1, light=True),
-        (-first / second)[:, 0],
-        rtol=1e-6,
-        atol=1e-9,
-    )
-
-
 def test_light_tails_are_left_alone_unless_asked():
     u = torch.linspace(-1, 1, 101)
     assert (
@@ -213,21 +198,6 @@ def test_a_step_that_would_lower_the_likelihood_is_refused():
             ]
         )
         assert (values.diff(dim=0) <= 1e-9).all()
-
-
-def test_tail_estimate_recovers_the_parameter_of_its_own_family():
-    u = torch.special.ndtri((torch.arange(200_000, dtype=D) + 0.5) / 200_000)
-    for theta in (0.05, 0.2, 0.3):
-        z = standardized(u * torch.exp(theta * u * u / 2), -1)
-        delta = tail_delta(z, -1, steps=2)
-        assert (
-            delta * tail_transform(z, delta).square().mean()
-        ).item() == pytest.approx(theta, rel=2e-3)
-        # a finite sample lacks a part of the variance
-        assert tail_delta(z, -1).item() == pytest.approx(
-            theta * (1 - 2 * theta) ** -1.5, rel=0.08
-        )
-        assert newton_delta(z, -1) < 0.7 * delta
 
 
 def test_ratio_to_theta_at_the_ends():
