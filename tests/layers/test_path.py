@@ -1,5 +1,5 @@
 """The way of a batch through the definition: how often it is asked, and into
-which rooms.
+which rooms. `python -m tests.layers.test_path` prints it, call by call.
 """
 
 import sys
@@ -97,3 +97,10 @@ def test_a_batch_goes_down_and_back_once():
         if c.module == "layers.core" and c.caller == "layers.backends"
     }
     assert way_in == "normalize"
+
+
+if __name__ == "__main__":
+    steps = example()
+    for step in steps:
+        print("  " * step.depth + f"{step.module}: {step.name}")
+    print(f"{len(steps)} calls, {changes(steps)} changes of module")

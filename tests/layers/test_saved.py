@@ -1,5 +1,5 @@
-"""A converted model that was saved and is rebuilt from its state; models of
-transformers in another process.
+"""A converted model that was saved: plain → converted, converted → plain,
+converted → converted, and models of transformers in another process.
 """
 
 import copy
@@ -75,6 +75,25 @@ def test_what_is_rebuilt_is_what_was_saved(settings, how, tmp_path):
     else:  # what is converted already takes the rules
         assert str(load_converted(other, state)) == str(model)
         assert torch.equal(other.eval()(U), model(U))
+
+
+@pytest.mark.filterwarnings("error")
+def test_plain_and_converted_states():
+    plain, model = network().eval(), converted()
+    loaded = to_normality(network()).eval()
+    loaded.load_state_dict(plain.state_dict())
+    assert (loaded[1].running_lambda == 1).all()
+    with pytest.raises(RuntimeError, match=r'key\(s\).*"5._extra_state"'):
+        plain.load_state_dict(model.state_dict())
+    found = plain.load_state_dict(model.state_dict(), strict=False)
+    assert set(found.unexpected_keys) == {
+        "1.running_lambda",
+        *(f"{i}._extra_state" for i in (1, 2, 3, 5, 6)),
+    }
+    plain.load_state_dict(plain_state_dict(model.state_dict()))
+    assert torch.equal(
+        plain(U), to_plain(copy.deepcopy(model), return_report=True)[0](U)
+    )
 
 
 @pytest.mark.parametrize(
