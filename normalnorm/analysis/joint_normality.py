@@ -141,10 +141,10 @@ def bhep(points: Tensor, beta: float = 1.0, chunk: int = 2**20) -> Tensor:
     n ∫ |χ_n(t) − e^{−‖t‖²/2}|² φ_β(t) dt, in float64, of shape (…).
 
     χ_n is the characteristic function of the points as they stand (neither
-    shifted nor scaled), φ_β the density of N(0, β²I), β = `beta`. Differentiable.
-    `chunk`: how many pairs are in work at one time. A set with a NaN or an
-    infinity gives NaN. Source: Baringhaus & Henze (1988), after Epps & Pulley
-    (1983); @eq-henze-zirkler-sum.
+    shifted nor scaled), φ_β the density of N(0, β²I), β = `beta`.
+    Differentiable. `chunk`: how many pairs are in work at one time. A set with
+    a NaN or an infinity gives NaN. Source: Baringhaus & Henze (1988), after
+    Epps & Pulley (1983); @eq-henze-zirkler-sum.
 
     Example:
 
