@@ -684,7 +684,7 @@ for _name, _does in {
         lambda v: (call(v) * upstream(v)).sum()
     )(x),
     "gradient under vmap": lambda call, x: torch.func.vmap(
-        torch.func.grad(lambda v: call(v).sin().sum()), randomness="same"
+        torch.func.grad(lambda v: call(v).atan().sum()), randomness="same"
     )(torch.stack([x, 2 * x])),
     "jvp": lambda call, x: torch.func.jvp(call, (x,), (torch.cos(x),))[1],
 }.items():
@@ -1036,8 +1036,8 @@ NOT_TRIED = [
     Known("over axes", "^(weight|bias): (one more axis|fewer)"),
     # the plain layer has none
     Known(", plain.*, ", "^running_lambda"),
-    # a constant one, of which whitening leaves rounding only
-    Known("decorrelated", "^gradient: expanded"),
+    # a constant one, of which whitening and centring leave rounding only
+    Known("decorrelated|^batch1 B C, plain", "^gradient: expanded"),
     # the order of seeds is not determined
     Known("with noise", "^four threads"),
     # made of a lambda
