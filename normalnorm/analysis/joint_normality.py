@@ -7,7 +7,7 @@ matrix of all distances.
 # ../../nbs/143_analysis.joint_normality.ipynb.
 
 # %% auto #0
-__all__ = ["henze_zirkler_null", "henze_zirkler", "bhep"]
+__all__ = ["henze_zirkler_null", "check_floating", "henze_zirkler", "bhep"]
 
 # %% ../../nbs/143_analysis.joint_normality.ipynb #ca2a9329
 import math
@@ -49,6 +49,24 @@ def henze_zirkler_null(n: int, d: int) -> tuple[float, float, float]:
         * (1 + 3 * d * b2**2 / (2 * w) + d * (d + 2) * b2**4 / (2 * w**2))
     )
     return math.sqrt(b2), mean, var
+
+
+def check_floating(x: Tensor, name: str) -> None:
+    """`TypeError` for an `x` that is no real floating-point tensor, in the
+    words of the instrument `name`.
+
+    Example:
+
+        >>> check_floating(torch.arange(3), "bhep")
+        Traceback (most recent call last):
+        TypeError: bhep expects a real floating-point tensor, not ...
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(
+            f"{name} expects a real floating-point tensor, not "
+            f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
+            "convert it, e.g. with .float()"
+        )
 
 
 def _whitened(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,12 +115,7 @@ def henze_zirkler(
         >>> bool(henze_zirkler(corners.repeat(50, 1)).p < 1e-6)
         True
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(
-            "henze_zirkler expects a real floating-point tensor, not "
-            f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
-            "convert it, e.g. with .float()"
-        )
+    check_floating(x, "henze_zirkler")
     if x.ndim < 2:
         raise ValueError(
             "henze_zirkler expects points and coordinates on two "
@@ -143,14 +156,23 @@ def bhep(points: Tensor, beta: float = 1.0, chunk: int = 2**20) -> Tensor:
     χ_n is the characteristic function of the points as they stand (neither
     shifted nor scaled), φ_β the density of N(0, β²I), β = `beta`.
     Differentiable. `chunk`: how many pairs are in work at one time. A set with
-    a NaN or an infinity gives NaN. Source: Baringhaus & Henze (1988), after
-    Epps & Pulley (1983); @eq-henze-zirkler-sum.
+    a NaN or an infinity gives NaN.
+
+    Raises `TypeError` for integer or complex input, `ValueError` where points
+    or coordinates are missing. Source: Baringhaus & Henze (1988), after Epps &
+    Pulley (1983); @eq-henze-zirkler-sum.
 
     Example:
 
         >>> [round(bhep(torch.tensor([[x]])).item(), 4) for x in (0.0, 3.0)]
         [0.1631, 1.4283]
     """
+    check_floating(points, "bhep")
+    if points.ndim < 2 or 0 in points.shape[-2:]:
+        raise ValueError(
+            "bhep expects points and coordinates on the last two axes, given "
+            f"a shape of {tuple(points.shape)}"
+        )
     x = points.double()
     good = x.isfinite().all((-2, -1))
     x = torch.where(good[..., None, None], x, 0.0)

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from .joint_normality import bhep
+from .joint_normality import bhep, check_floating
 
 
 def epps_pulley(x: Tensor, dim: int = -1) -> Tensor:
@@ -38,7 +38,7 @@ def epps_pulley(x: Tensor, dim: int = -1) -> Tensor:
         >>> [round(epps_pulley(y).item(), 2) for y in (x, x + 1, 3 * x)]
         [6.19, 37.15, 90.37]
     """
-    _check(x, "epps_pulley")
+    check_floating(x, "epps_pulley")
     if x.ndim == 0 or x.shape[dim] == 0:
         raise ValueError(
             f"epps_pulley needs at least one value along dim={dim}, given a "
@@ -90,7 +90,7 @@ def slices(
         >>> epps_pulley(slices(features), dim=-2).mean() < 2
         tensor(True)
     """
-    _check(points, "slices")
+    check_floating(points, "slices")
     if points.ndim < 2 or points.shape[-1] == 0 or count < 1:
         raise ValueError(
             "slices expects points and coordinates on the last two axes and a "
@@ -106,12 +106,3 @@ def slices(
     )
     directions = directions / directions.norm(dim=0)
     return points @ directions.to(points.dtype)
-
-
-def _check(x: Tensor, name: str) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(
-            f"{name} expects a real floating-point tensor, not "
-            f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: "
-            "convert it, e.g. with .float()"
-        )
