@@ -1,5 +1,6 @@
 "The package's metadata comes from settings.ini, which nbdev reads too."
 
+import re
 import shutil
 import sys
 from configparser import ConfigParser
@@ -18,6 +19,16 @@ extras = {
     for key in cfg
     if key.endswith("_requirements")
 }
+about = Path("README.md").read_text(encoding="utf-8")
+addresses = {
+    "Source": cfg["git_url"],
+    "Documentation": cfg["doc_host"] + cfg["doc_baseurl"],
+}
+if ".invalid" in str(addresses):  # the project has no address yet
+    addresses = {}
+else:  # an index has no chapters that a relative link could lead to
+    there = f"{cfg['git_url']}/blob/{cfg['branch']}"
+    about = re.sub(r"\]\((?!\w+:|#)", f"]({there}/", about)
 
 
 class BuildWithBook(build_py):
@@ -45,8 +56,9 @@ setup(
     name=cfg["lib_name"],
     version=cfg["version"],
     description=cfg["description"],
-    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description=about,
     long_description_content_type="text/markdown",
+    project_urls=addresses,
     author=cfg["author"],
     license="Apache-2.0",
     python_requires=">=" + cfg["min_python"],

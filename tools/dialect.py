@@ -24,7 +24,6 @@ from tools.chapters import Chapter
 from tools.chapters import cell as cell_of
 from tools.files import load
 from tools.markup import THEOREMS
-from tools.run import Run
 
 with suppress(ImportError):  # not there where a wheel is built
     from docutils import nodes
@@ -438,6 +437,8 @@ def source_read(app, docname, source):
     if path.suffix != ".ipynb":
         return
     chapter = Chapter(path.stem, root)
+    from tools.run import Run  # psutil, which who builds a wheel has not
+
     run = Run(chapter)
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))

@@ -1,5 +1,5 @@
-"""Links of the rendered book: internal ones must lead somewhere, and nothing is
-loaded from a network.
+"""Links of the rendered book: internal ones must lead somewhere, in whichever
+folder of a host it lies, and nothing is loaded from a network.
 """
 
 import re
@@ -21,8 +21,10 @@ LOADING_RELATIONS = {
     "manifest",
 }
 REMOTE = re.compile(r"\s*(?:https?:)?//", re.I)
+# of a host, or of its root, which is not that of a book in a folder
+OUTSIDE = re.compile(r"\s*(?:https?:/)?/", re.I)
 STYLE_ADDRESS = re.compile(
-    r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""", re.I
+    r"""(?:url\(|@import)\s*["']?((?:https?:/)?/[^"')\s]+)""", re.I
 )
 
 
@@ -75,14 +77,14 @@ def broken(html: Path) -> list[str]:
                 wrong.append(
                     f"{path.relative_to(html)}: {link} is a placeholder"
                 )
-            elif is_internal(link) and (why := missing(path, link)):
+            elif is_internal(link) and (why := missing(html, path, link)):
                 wrong.append(f"{path.relative_to(html)}: {link} {why}")
     return wrong
 
 
-def missing(path: Path, link: str) -> str:
-    """Why a relative link from the page at `path` leads nowhere, or an empty
-    string.
+def missing(html: Path, path: Path, link: str) -> str:
+    """Why a relative link from the page at `path` leads nowhere in the book, or
+    an empty string.
     """
     parts = urlsplit(link)
     target = (
@@ -90,8 +92,12 @@ def missing(path: Path, link: str) -> str:
         if parts.path
         else path.resolve()
     )
+    if parts.path.startswith("/"):
+        return "begins at the root, and the book may lie in a folder"
     if not target.is_file():
         return "does not exist"
+    if not target.is_relative_to(html.resolve()):
+        return "leads out of the book"
     if (
         parts.fragment
         and target.suffix == ".html"
@@ -109,7 +115,7 @@ def loaded_from_network(html: Path) -> list[str]:
         f"{p.relative_to(html)}: {address}"
         for p in pages(html)
         for address in read(p).loaded
-        if REMOTE.match(address)
+        if OUTSIDE.match(address)
     ]
     for sheet in sorted(html.rglob("*.css")):
         found += [

@@ -240,6 +240,20 @@ def test_no_machine_path_or_registry_host_in_any_file():
     assert grep(pattern, "tests/book/test_book.py") == ""
 
 
+def test_the_version_is_in_one_place():
+    """settings.ini; the package has it from there, and the changelog begins
+    with it.
+    """
+    said = lambda pattern, name: re.search(
+        rf"(?m)^{pattern} (\S+)", (ROOT / name).read_text(encoding="utf-8")
+    )[1]
+    version = said("version =", "settings.ini")
+    assert said("##", "CHANGELOG.md") == version
+    named = grep(rf"(?<![=\d.]){re.escape(version)}(?![\d.])", "results")
+    files = {line.split(":")[0] for line in named.splitlines()}
+    assert files == {"settings.ini", "CHANGELOG.md", "normalnorm/__init__.py"}
+
+
 def test_committed_results_say_what_they_are():
     "Rows do where they are read."
     for path in (ROOT / "results").rglob("*.json"):

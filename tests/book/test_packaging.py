@@ -2,11 +2,14 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -51,8 +54,17 @@ def test_hints_name_an_extra_that_there_is_and_no_package_of_an_index():
     assert {"book", "experiments", "plots", "ray"} <= asked <= known
 
 
+def source_of(wheel):
+    "The source distribution that a wheel was made of."
+    (made,) = wheel.parent.glob("*.tar.gz")
+    return made
+
+
 @pytest.mark.book
 def test_wheel(plain_wheel):
+    """What is in it; it was made of the source distribution, which has nothing
+    that was built, without the tools of the book.
+    """
     assert plain_wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(plain_wheel) as archive:
         names = archive.namelist()
@@ -72,6 +84,12 @@ def test_wheel(plain_wheel):
         n.startswith(("tests/", "tools/", "nbs/")) or n.endswith(".so")
         for n in names
     )
+    with tarfile.open(source_of(plain_wheel)) as archive:
+        sources = archive.getnames()
+    assert not any(
+        re.search(r"/(checks|tests|_build)/|\.(so|pyc)$|/\.", n)
+        for n in sources
+    )
     assert "normalnorm = normalnorm.cli:main" in scripts
     required = [
         line
@@ -86,7 +104,8 @@ def test_wheel(plain_wheel):
 @pytest.mark.book
 def test_wheel_that_carries(plain_wheel, carrying):
     """The same and three files, each for a level and of this very source, with
-    the names of an OpenMP runtime left open; the tag is that of the platform.
+    the names of an OpenMP runtime left open; the tag is that of the platform,
+    no newer than PyTorch's own; an index would take it, and the sources.
     """
     with (
         zipfile.ZipFile(plain_wheel) as before,
@@ -107,9 +126,13 @@ def test_wheel_that_carries(plain_wheel, carrying):
         text = after.read(next(n for n in about if "WHEEL" in n)).decode()
         record = after.read(next(n for n in about if "RECORD" in n)).decode()
     source = ROOT / packing.KERNEL
-    assert carrying.name.endswith("-py3-none-linux_x86_64.whl")
+    _, tag = carrying.stem.split("-py3-none-")
+    assert re.fullmatch(r"manylinux_2_(1[7-9]|2[0-8])_x86_64", tag)
+    assert packing.platform(carrying) == tag
+    check = *"-m twine check --strict".split(), str(source_of(plain_wheel))
+    assert packing.run(*check, str(carrying)).count("PASSED") == 2
     assert (
-        "Tag: py3-none-linux_x86_64\n" in text
+        f"Tag: py3-none-{tag}\n" in text
         and text.count("Tag:") == 1
         and "Root-Is-Purelib: false\n" in text
     )
@@ -222,6 +245,31 @@ def test_no_compiler_and_the_same_bits(carrying, once, tmp_path):
     wanted, err = source.communicate(timeout=600)
     assert source.returncode == 0, err
     assert out == wanted
+
+
+def test_addresses(monkeypatch, tmp_path):
+    """An index shows none that leads nowhere; with the two of settings.ini it
+    has links, those of the README too.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in ("settings.ini", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    made = []
+    monkeypatch.setattr("setuptools.setup", lambda **words: made.append(words))
+    run = lambda: runpy.run_path(str(ROOT / "setup.py")) and made.pop()
+    assert ".invalid" not in str(run())
+    settings = Path("settings.ini")
+    text = re.sub(
+        r"https://[\w.]*\.invalid",
+        "https://example.org/us",
+        settings.read_text("utf-8"),
+    )
+    settings.write_text(text, "utf-8")
+    words = run()
+    assert set(words["project_urls"]) == {"Source", "Documentation"}
+    there = "](https://example.org/us/normalnorm/blob/main/nbs/010_"
+    assert there in words["long_description"]
+    assert not re.search(r"\]\((?!https?:)", words["long_description"])
 
 
 @pytest.mark.book

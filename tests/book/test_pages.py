@@ -567,11 +567,13 @@ def test_a_broken_page_is_noticed(tmp_path):
 
 
 def test_broken_links_are_noticed(tmp_path):
-    (tmp_path / "_static").mkdir()
+    (tmp_path / "outside.html").write_text("")
+    tmp_path = tmp_path / "book"
+    (tmp_path / "_static").mkdir(parents=True)
     (tmp_path / "_static/page.html").write_text("<a href='{{ template }}'>")
     (tmp_path / "_static/a.css").write_text(
         "@import url('https://example.org/font.css'); a { background: "
-        "url(here.png) }"
+        "url(here.png) } b { background: url(/_static/root.png) }"
     )
     (tmp_path / "b c.html").write_text("<h1 id='top'>B</h1><a name='old'></a>")
     (tmp_path / "a.html").write_text("""<link rel="next" href="b%20c.html">
@@ -585,6 +587,8 @@ def test_broken_links_are_noticed(tmp_path):
         <a href="gone.html">6</a> <a href="#gone">7</a>
             <a href="b%20c.html#gone">8</a>
             <a href="https://example.invalid/x">9</a>
+        <a href="/nbs/b.html">10</a> <a href="../outside.html">11</a>
+        <i style="background: url(/b.png)"></i>
         <img src="gone.png">
         <script src="https://example.org/x.js"></script>""")
     assert links.broken(tmp_path) == [
@@ -592,11 +596,16 @@ def test_broken_links_are_noticed(tmp_path):
         "a.html: #gone has no such anchor",
         "a.html: b%20c.html#gone has no such anchor",
         "a.html: https://example.invalid/x is a placeholder",
+        "a.html: /nbs/b.html begins at the root, and the book may lie in a "
+        "folder",
+        "a.html: ../outside.html leads out of the book",
         "a.html: gone.png does not exist",
     ]
     assert links.loaded_from_network(tmp_path) == [
+        "a.html: /b.png",
         "a.html: https://example.org/x.js",
         "_static/a.css: https://example.org/font.css",
+        "_static/a.css: /_static/root.png",
     ]
 
 
