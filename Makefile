@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel homes mutants proofs records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel cards homes mutants proofs records clean test-oldest test-newest test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,8 +47,11 @@ bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, for
 gpu:  ## what this machine's GPU does with the layers, within MINUTES (9), into results/gpu; goes on where it stopped; takes the machine's own torch and Triton where there is no .venv
 	@PYTHONPATH=. $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu --minutes $(MINUTES)
 
-wheel: $(VENV)/.ready  ## a wheel for Linux on x86-64 with the compiled kernel in it, for machines without a compiler, into dist (a minute)
+wheel: $(VENV)/.ready  ## what a release uploads, into dist: the sources, and a wheel for Linux on x86-64 with the compiled kernel in it (two minutes)
 	@$(BIN)/python -m tools.wheel
+
+cards: $(VENV)/.ready  ## report cards of the layers here, in PyTorch, timm and transformers, into results/cards.json (two minutes; not part of CI)
+	@$(BIN)/python -m tools.cards
 
 mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module, which the tests should notice; the outcome into results/mutation (some hours, goes on where it stopped; not part of CI)
 	@$(BIN)/python -m tools.mutants --record

@@ -29,7 +29,7 @@ _PLACES = LAYERS | {
 }
 _PUBLIC = {
     name: f"normalnorm.layers.{module}" for name, module in _PLACES.items()
-}
+} | {"report_card": "normalnorm.analysis.report_card"}
 __all__ = [*_PUBLIC]
 
 

@@ -70,6 +70,9 @@ from normalnorm.layers.backends import (
 from normalnorm.layers.proxy_conversion import (
     to_proxy_norm,
 )
+from normalnorm.analysis.report_card import (
+    report_card,
+)
 
 __all__ = [
     "LayerNormalNorm2d",
@@ -116,4 +119,5 @@ __all__ = [
     "regnorm_penalty",
     "set_backend",
     "to_proxy_norm",
+    "report_card",
 ]

@@ -353,7 +353,7 @@ def _lab(args: argparse.Namespace) -> int:
             f"options ({error}): expected them as in a "
             "shell"
         ) from error
-    done = lab.copy_chapters(args.to, fresh=args.fresh, chapter=args.chapter)
+    done = lab.copy_chapters(args.to, args.fresh, args.chapter, args.exercises)
     print(
         f"{len(done.written)} chapters copied to {done.folder}"
         + (f", {len(done.same)} were there" if done.same else "")
@@ -365,6 +365,8 @@ def _lab(args: argparse.Namespace) -> int:
         )
     if done.aside:
         print(f"put aside: {', '.join(done.aside)}")
+    if args.exercises:
+        print(f"without solutions: {done.folder / done.chapter}")
     if args.copy:
         return 0
     return lab.open_lab(done.folder, done.chapter, options)
@@ -424,6 +426,15 @@ def _convert(args: argparse.Namespace) -> int:
         model = known[args.architecture]()
     print(to_normality(model, return_report=True)[1])
     return 0
+
+
+def _card(args: argparse.Namespace) -> int:
+    "Print what a normalizer answers; 1 if there is a fault."
+    found = importlib.import_module("normalnorm.analysis.report_card")
+    make = found.layer_of(args.target)
+    card = found.report_card(make, args.target, args.only or None)
+    print(json.dumps(card.as_dict(), indent=1) if args.json else card)
+    return int(bool(card.faults))
 
 
 # %% ../nbs/770_cli.ipynb #602874da
@@ -613,6 +624,18 @@ def parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(function=_report)
 
+    card = commands.add_parser("card", help="what a normalizer does, measured")
+    card.add_argument(
+        "target",
+        help="a short name or a class of this library's layers, or a path: "
+        "'torch.nn.GroupNorm(4, C)', C the number of channels",
+    )
+    card.add_argument(
+        "--only", nargs="+", metavar="LINE", help="these lines (default: all)"
+    )
+    card.add_argument("--json", action="store_true", help="for a program")
+    card.set_defaults(function=_card)
+
     convert = commands.add_parser(
         "convert",
         help="which normalizers of an architecture of timm or transformers "
@@ -637,6 +660,11 @@ def parser() -> argparse.ArgumentParser:
         "--to",
         metavar="FOLDER",
         help="where to copy them (default: ./normalnorm-VERSION)",
+    )
+    lab.add_argument(
+        "--exercises",
+        action="store_true",
+        help="open the chapter with blanks in place of its solutions",
     )
     lab.add_argument(
         "--copy", action="store_true", help="copy only, open nothing"

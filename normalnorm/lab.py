@@ -12,13 +12,17 @@ __all__ = [
     "find_chapter",
     "Copied",
     "copy_chapters",
+    "with_blanks",
+    "exercises_of",
     "open_lab",
 ]
 
 # %% ../nbs/768_lab.ipynb #a8cc19c4
+import ast
 import hashlib
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -213,6 +217,7 @@ def copy_chapters(
     folder: Path | str | None = None,
     fresh: bool = False,
     chapter: str | None = None,
+    exercises: bool = False,
 ) -> Copied:
     """Copy the chapters of this version, and the results that they show, into
     `folder`, by default `normalnorm-VERSION` in the current directory.
@@ -223,7 +228,8 @@ def copy_chapters(
 
     `chapter`: the words for one of them, which is looked for before anything is
     written. Raises `LabError` where they name none or several (`find_chapter`),
-    and where the folder has no name or cannot be written.
+    and where the folder has no name or cannot be written. With `exercises` it
+    is copied as `NAME.exercises.ipynb` too, without solutions (`exercises_of`).
 
     Example:
 
@@ -236,8 +242,13 @@ def copy_chapters(
             f"the folder for the chapters is named {str(folder)!r}: "
             "expected a name, or . for the current folder"
         )
+    if exercises and chapter is None:
+        raise LabError(
+            "exercises of which chapter? Give its number, its file's name or "
+            "words of its title"
+        )
     target = Path(f"normalnorm-{__version__}" if folder is None else folder)
-    with shipped_chapters() as source:
+    with shipped_chapters() as source, tempfile.TemporaryDirectory() as made:
         # among the shipped ones: a copy put aside has the same title
         done = Copied(
             target,
@@ -249,9 +260,18 @@ def copy_chapters(
             if chapter is None
             else find_chapter(chapter, chapter_titles(source)),
         )
+        paths = sorted(source.glob("*.ipynb"))
+        if exercises:
+            whole = source / done.chapter
+            paths.append(Path(made, f"{whole.stem}.exercises.ipynb"))
+            text = json.loads(whole.read_text(encoding="utf-8"))
+            paths[-1].write_text(
+                json.dumps(exercises_of(text), indent=1), encoding="utf-8"
+            )
+            done = done._replace(chapter=paths[-1].name)
         try:
             target.mkdir(parents=True, exist_ok=True)
-            for path in sorted(source.glob("*.ipynb")):
+            for path in paths:
                 there = target / path.name
                 if there.exists() and _sources(there) == _sources(path):
                     done.same.append(path.name)
@@ -284,6 +304,99 @@ def copy_chapters(
     return done
 
 
+# %% ../nbs/768_lab.ipynb #768b0002
+_JUDGES = "assert_close", "assert_allclose", "refused"
+_SOLUTION = re.compile(
+    r"\n*<details>\n<summary>Solution</summary>.*?</details>", re.S
+)
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    "What a piece of code consists of, but for the inside of functions."
+    for inner in ast.iter_child_nodes(node):
+        yield inner
+        if not isinstance(inner, ast.FunctionDef):
+            yield from _outside(inner)
+
+
+def _judges(node: ast.AST) -> bool:
+    called = isinstance(node, ast.Call) and ast.unparse(node.func)
+    return isinstance(node, ast.Assert) or (
+        called and called.split(".")[-1] in _JUDGES
+    )
+
+
+def with_blanks(code: str) -> tuple[str, bool]:
+    """The code of a solution with blanks for what a learner writes, and whether
+    it has a judge: `assert`, or a call of `assert_close`, `assert_allclose` or
+    `refused`.
+
+    Blanks are the bodies of the functions and methods in front of the last
+    judge or, where there are none, the values of the assignments there. The
+    rest stays.
+
+    `code`: of one cell.
+
+    Example:
+
+        >>> print(with_blanks("root = 9**0.5\\nassert root == 3")[0])
+        root = ...  # your turn
+        assert root == 3
+        >>> print(with_blanks("def root(x):\\n    return x**0.5")[0])
+        def root(x):
+            raise NotImplementedError("your turn")
+    """
+    found = [*_outside(ast.parse(code))]
+    end = max((n.lineno for n in found if _judges(n)), default=math.inf)
+    assigned = ast.Assign, ast.AugAssign, ast.AnnAssign
+    functions, values = (
+        [n for n in found if isinstance(n, kinds) and n.lineno < end]
+        for kinds in (ast.FunctionDef, assigned)
+    )
+    lines = code.split("\n")
+    for node in reversed(functions or values):
+        first, text = node, 'raise NotImplementedError("your turn")'
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[ast.get_docstring(node) is not None :][0]
+        else:
+            node.value = ast.Constant(...)
+            text = f"{ast.unparse(node)}  # your turn"
+        blank = " " * first.col_offset + text
+        again = lines[node.end_lineno : node.end_lineno + 1] == [blank]
+        lines[first.lineno - 1 : node.end_lineno] = [blank] * (not again)
+    return "\n".join(lines), end < math.inf
+
+
+def exercises_of(notebook: dict) -> dict:
+    """A plain chapter, see `shipped_chapters`, without the solutions' text and
+    with blanks in their code (`with_blanks`).
+
+    `notebook`: the dictionary that its file holds.
+
+    Raises `LabError` where it has no exercises.
+
+    Example:
+
+        >>> exercises_of({"cells": []})
+        Traceback (most recent call last):
+        normalnorm.lab.LabError: the chapter has no exercises: ...
+    """
+    cells, within, any_there = [], False, False
+    for cell in notebook["cells"]:
+        new = {**cell, "source": "".join(cell["source"])}
+        if cell["cell_type"] == "markdown":
+            new["source"], within = _SOLUTION.subn("", new["source"])
+            any_there |= within > 0
+        elif within:
+            code = re.sub(r"\A# folded: .*\n", "", new["source"])
+            new["source"], judged = with_blanks(code)
+            new["metadata"], within = {}, not judged
+        cells.append(new)
+    if not any_there:
+        raise LabError("the chapter has no exercises: choose another one")
+    return {**notebook, "cells": cells}
+
+
 # %% ../nbs/768_lab.ipynb #9a21dc9f
 def open_lab(
     folder: Path, chapter: str | None = None, options: Sequence[str] = ()
@@ -293,7 +406,7 @@ def open_lab(
 
     Raises `LabError` where JupyterLab is not installed.
 
-    Example: `open_lab(Path("normalnorm-0.1.0"), "220_theory.newton.ipynb")`.
+    Example: `open_lab(Path("chapters"), "220_theory.newton.ipynb")`.
     """
     if find_spec("jupyterlab") is None:
         raise LabError(

@@ -1,17 +1,23 @@
 """Chapters as plain notebooks: numbers as in the rendered book, no dialect
-left, code unchanged; from a wheel into an empty folder.
+left, code unchanged; without solutions; from a wheel into an empty folder.
 """
 
+import ast
 import os
 import re
 import zipfile
+from contextlib import nullcontext
 
 import lxml.html
+import nbformat
 import pytest
 
+from normalnorm import cli, lab
+from tests.book import toy
 from tools import files, markup, plain
-from tools.chapters import ROOT, Chapter, chapters
+from tools.chapters import ROOT, Chapter, chapters, notebook
 from tools.dialect import fold_of, without_directives
+from tools.files import load, save
 
 HTML = ROOT / "_build" / "html" / "nbs"
 
@@ -106,6 +112,141 @@ def test_numbers_are_those_of_the_rendered_book():
             )
             checked += 1
     assert checked > 50
+
+
+# ---- exercises without their solutions --------------------------------------
+
+
+def test_a_notebook_to_fill_in(tmp_path, monkeypatch, capsys):
+    "It is copied once, kept when it was filled in, and put aside if asked."
+    shipped, mine = tmp_path / "shipped", tmp_path / "mine"
+    shipped.mkdir()
+    answer = "<details>\n<summary>Solution</summary>\n\nThree.\n\n</details>"
+    code = "# folded: code\nroot = 3\nassert root**2 == 9"
+    pairs = ("markdown", f"# Roots\n\nOf 9?\n\n{answer}"), ("code", code)
+    save(shipped / "001_roots.ipynb", notebook(toy.cells(*pairs)))
+    save(shipped / "002_none.ipynb", notebook(toy.cells(("markdown", "# No"))))
+    monkeypatch.setattr(lab, "shipped_chapters", lambda: nullcontext(shipped))
+    asked = lambda *words: cli.main(
+        ["lab", "--exercises", "--copy", "--to", str(mine), *words]
+    )
+    for words, said in (
+        ((), "exercises of which chapter"),
+        (("none",), "has no exercises"),
+        (("root of",), "no chapter is called"),
+    ):
+        assert asked(*words) == 2 and said in capsys.readouterr().err
+    assert not mine.exists() and asked("roots") == 0
+    path = mine / "001_roots.exercises.ipynb"
+    assert f"without solutions: {path}" in capsys.readouterr().out
+    made = load(path)
+    assert [c["source"] for c in made["cells"]] == [
+        "# Roots\n\nOf 9?",
+        "root = ...  # your turn\nassert root**2 == 9",
+    ]
+    made["cells"][1]["source"] = "root = -3\nassert root**2 == 9"
+    save(path, made)
+    assert asked("roots") == 0 and load(path) == made
+    assert asked("roots", "--fresh") == 0 and load(path) != made
+    assert load(mine / "001_roots.exercises.mine.ipynb") == made
+
+
+def has_solution(cell):
+    words = "<summary>Solution</summary>"
+    return cell["cell_type"] == "markdown" and words in cell["source"]
+
+
+def test_blanks_and_judges():
+    """Of each solution with code, in the whole book; the text of all is gone.
+
+    A chapter where this fails has a solution whose last assertion stands before
+    what it is to judge, or that computes nothing under a name.
+    """
+    found = 0
+    with lab.shipped_chapters() as folder:
+        wholes = [load(path) for path in sorted(folder.glob("*.ipynb"))]
+    for whole in wholes:
+        if not any(map(has_solution, whole["cells"])):
+            continue
+        made = lab.exercises_of(whole)
+        nbformat.validate(nbformat.from_dict(made))
+        assert not any(map(has_solution, made["cells"]))
+        code = {}  # of each solution, by the cell in front of it
+        for old, new in zip(whole["cells"], made["cells"]):
+            if old["cell_type"] == "markdown":
+                answers, place = has_solution(old), old["source"]
+            elif answers:
+                code[place] = code.get(place, "") + new["source"] + "\n"
+        for place, text in code.items():
+            ast.parse(text)
+            _, blank, judge = text.rpartition("your turn")
+            judged = blank and re.search(r"\bassert|\brefused\(", judge)
+            assert judged, f"{place}\n{text}"
+            found += 1
+    assert found > 250
+
+
+# every cell as it is, then each solution with blanks, from where it began
+JUDGED = """
+from __future__ import annotations
+import json, sys
+import matplotlib
+matplotlib.use("agg")
+from normalnorm.lab import exercises_of
+
+def judge(whole, space):
+    found = []
+    for cell, blanks in zip(whole["cells"], exercises_of(whole)["cells"]):
+        if cell["cell_type"] == "markdown":
+            found.append((dict(space), [], []))
+        else:
+            exec(compile(cell["source"], cell["id"], "exec"), space)
+            found[-1][1].append(cell["source"])
+            found[-1][2].append(blanks["source"])
+    for before, code, blanks in found:
+        if blanks == code:
+            continue
+        text = "\\n".join(blanks)
+        try:
+            exec(compile(text, "exercise", "exec"), before)
+        except NameError:
+            raise
+        except Exception:
+            continue
+        raise AssertionError("with blanks, nothing is refused: " + text)
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    judge(json.load(file), globals())
+"""
+SOME = [  # values, functions, a class, hidden cells, several of a solution
+    "141_analysis.negentropy",
+    "233_layers.backends",
+    "330_normalizers_at_a_glance",
+    "475_experiments.recipes.wide_nets",
+    "515_printed_tables",
+    "705_names",
+]
+if os.environ.get("NORMALNORM_EXERCISES") == "all":
+    SOME = [
+        chapter.name
+        for chapter in plain.tutorials()
+        if "::: {.solution}" in chapter.path.read_text(encoding="utf-8")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOME)
+def test_blanks_are_refused(name):
+    """And solutions are not. NORMALNORM_EXERCISES=all tries every chapter,
+    which takes half an hour.
+    """
+    with lab.shipped_chapters() as folder:
+        done = files.python(
+            *("-c", JUDGED, str(folder / f"{name}.ipynb")),
+            cwd=ROOT / "nbs",
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # ---- from a wheel into an empty folder --------------------------------------
