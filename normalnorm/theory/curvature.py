@@ -17,15 +17,17 @@ __all__ = [
 # %% ../../nbs/225_theory.curvature.ipynb #3190c81d
 import numpy as np
 
+from ..names import to_install
+
 
 class Interval:
     """Arrays of closed intervals.
 
     Every operation rounds outward, so the exact result is always inside.
 
-    `log1p` raises `ValueError` for an interval that reaches below 0. `lo`,
-    `hi`: the lower and upper ends, float64; without `hi` each interval is the
-    point `lo`.
+    `log1p` raises `ValueError` for an interval that reaches below 0, and
+    `ImportError` without python-flint. `lo`, `hi`: the lower and upper ends,
+    float64; without `hi` each interval is the point `lo`.
 
     Example:
 
@@ -112,13 +114,21 @@ class Interval:
         return Interval.outward(size.lo * size.lo, size.hi * size.hi)
 
     def log1p(self):
-        "log(1+x) for x ≥ 0; trusts np.log1p to a relative 2⁻⁴¹ only."
+        "log(1+x) for x ≥ 0, from the ends of Arb's balls; needs python-flint."
         if not (self.lo >= 0).all():
             raise ValueError("log1p is enclosed for nonnegative numbers only")
-        return Interval.outward(
-            np.log1p(self.lo) * (1 - 2.0**-40),
-            np.log1p(self.hi) * (1 + 2.0**-40),
-        )
+        try:
+            from flint import arb, ctx
+        except ImportError as error:
+            missing = "log1p takes Arb's balls from python-flint: "
+            raise ImportError(missing + to_install("analysis")) from error
+
+        def ends(end):
+            return np.vectorize(lambda x: float(end(arb(x).log1p())), [float])
+
+        with ctx.workprec(80):
+            lo, hi = ends(arb.lower)(self.lo), ends(arb.upper)(self.hi)
+        return Interval.outward(lo, hi)
 
 
 def _require(condition, message):

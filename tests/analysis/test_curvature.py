@@ -2,6 +2,10 @@
 the chapter.
 """
 
+import sys
+
+import pytest
+
 from normalnorm.theory.curvature import (
     Interval,
     easy_curvature_bound,
@@ -22,3 +26,9 @@ test_mutants_of_the_proofs = refusals(
 test_no_logarithm_of_negative_numbers = refusals(
     [(Interval(-0.5).log1p, "nonnegative")]
 )
+
+
+def test_without_arb(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flint", None)
+    with pytest.raises(ImportError, match="python-flint: .*analysis"):
+        Interval(1.0).log1p()
