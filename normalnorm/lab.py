@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import normalnorm
 from . import __version__
@@ -320,10 +320,9 @@ def _outside(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _judges(node: ast.AST) -> bool:
-    called = isinstance(node, ast.Call) and ast.unparse(node.func)
-    return isinstance(node, ast.Assert) or (
-        called and called.split(".")[-1] in _JUDGES
-    )
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).split(".")[-1] in _JUDGES
+    return isinstance(node, ast.Assert)
 
 
 def with_blanks(code: str) -> tuple[str, bool]:
@@ -346,7 +345,7 @@ def with_blanks(code: str) -> tuple[str, bool]:
         def root(x):
             raise NotImplementedError("your turn")
     """
-    found = [*_outside(ast.parse(code))]
+    found: list[Any] = [*_outside(ast.parse(code))]
     end = max((n.lineno for n in found if _judges(n)), default=math.inf)
     assigned = ast.Assign, ast.AugAssign, ast.AnnAssign
     functions, values = (
@@ -355,7 +354,8 @@ def with_blanks(code: str) -> tuple[str, bool]:
     )
     lines = code.split("\n")
     for node in reversed(functions or values):
-        first, text = node, 'raise NotImplementedError("your turn")'
+        first: Any = node
+        text = 'raise NotImplementedError("your turn")'
         if isinstance(node, ast.FunctionDef):
             first = node.body[ast.get_docstring(node) is not None :][0]
         else:
@@ -381,7 +381,7 @@ def exercises_of(notebook: dict) -> dict:
         Traceback (most recent call last):
         normalnorm.lab.LabError: the chapter has no exercises: ...
     """
-    cells, within, any_there = [], False, False
+    cells, within, any_there = [], 0, False
     for cell in notebook["cells"]:
         new = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "markdown":
@@ -390,7 +390,7 @@ def exercises_of(notebook: dict) -> dict:
         elif within:
             code = re.sub(r"\A# folded: .*\n", "", new["source"])
             new["source"], judged = with_blanks(code)
-            new["metadata"], within = {}, not judged
+            new["metadata"], within = {}, int(not judged)
         cells.append(new)
     if not any_there:
         raise LabError("the chapter has no exercises: choose another one")

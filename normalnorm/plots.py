@@ -22,6 +22,7 @@ __all__ = [
     "table",
     "underlined",
     "widget",
+    "sortable",
 ]
 
 # %% ../nbs/720_plots.ipynb #cd972b63
@@ -588,12 +589,43 @@ def underlined(name: str, colour: str) -> str:
     )
 
 
+def _still(figure: "Figure", alt: str) -> str:
+    "The figure, which is closed, as part of a page."
+    import matplotlib.pyplot as plt
+
+    text = svg(figure).decode()
+    plt.close(figure)
+    still = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
+        "",
+        text[text.index("<svg") :],
+        flags=re.S,
+    )
+    still = (
+        still.replace(INK, "currentColor").replace("xlink:href", "href").strip()
+    )
+    head = lambda m: (
+        f'{m[1]} role="img" aria-label="{html.escape(alt)}" '
+        f'style="width:{m[2]}pt;max-width:100%;height:auto"'
+    )
+    return re.sub(
+        r'(<svg\b[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"',
+        head,
+        still,
+        count=1,
+    )
+
+
 def widget(
-    markup: str, script: str, data: Any, fallback: "Figure", alt: str = ""
+    markup: str,
+    script: str,
+    data: Any,
+    fallback: "Figure | str",
+    alt: str = "",
 ) -> "HTML":
     """An interactive figure as one fragment of HTML: no kernel, no network, and
     the still figure `fallback`, which it closes, in print and where no script
-    runs.
+    runs. A `fallback` in HTML stays, and the script finds it in `root`.
 
     `markup`: HTML of the live figure. `script`: the body of a JavaScript
     function of `root`, the element that holds the markup, of `data`, which may
@@ -620,33 +652,13 @@ def widget(
         Traceback (most recent call last):
         ValueError: a widget is self-contained: no address of a network, ...
     """
-    import matplotlib.pyplot as plt
     from IPython.display import HTML
 
     numbers = json.dumps(
         data, ensure_ascii=False, allow_nan=False, separators=(",", ":")
     ).replace("<", "\\u003c")
-    text = svg(fallback).decode()
-    plt.close(fallback)
-    still = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
-        "",
-        text[text.index("<svg") :],
-        flags=re.S,
-    )
-    still = (
-        still.replace(INK, "currentColor").replace("xlink:href", "href").strip()
-    )
-    head = lambda m: (
-        f'{m[1]} role="img" aria-label="{html.escape(alt)}" '
-        f'style="width:{m[2]}pt;max-width:100%;height:auto"'
-    )
-    still = re.sub(
-        r'(<svg\b[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"',
-        head,
-        still,
-        count=1,
-    )
+    drawn = not isinstance(fallback, str)
+    still = fallback if isinstance(fallback, str) else _still(fallback, alt)
     if re.search(r"</script|<!--", script, re.I) or re.search(
         r"https?:|url\(['\"]?//|(src|href)=['\"]?//",
         markup + script + numbers + still,
@@ -664,7 +676,9 @@ def widget(
     )
     # a browser ignores a clip path within what is not displayed, so the still
     # figure shares its ids with no other figure of the page
-    still = re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", still)
+    if drawn:
+        still = re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", still)
+        still = f'<div class="still">{still}</div>'
     return HTML(f"""<div class="{name}">
 <style>
 .{name} {{ color: var(--pst-color-text-base, inherit); }}
@@ -682,6 +696,9 @@ def widget(
 .{name} .controls button {{ color: inherit; background: none;
     border: 1px solid currentColor; border-radius: 0.25em; padding: 0.1em 0.6em;
 font-size: 0.85em; cursor: pointer; }}
+.{name} th button {{ color: inherit; background: none; border: none; padding: 0;
+    font: inherit; text-align: left; cursor: pointer; }}
+.{name} [hidden] {{ display: none !important; }}
 .{name} .panels {{ display: grid; grid-template-columns: repeat(auto-fit,
     minmax(min(100%, 14rem), 1fr)); gap: 0.5em; }}
 .{name} .panels > svg {{ display: block; width: 100%; height: auto;
@@ -693,7 +710,7 @@ html[data-theme="dark"] .bd-content div.cell_output .text_html:not(
     padding: 0; }}
 </style>
 <div class="live">{markup}</div>
-<div class="still">{still}</div>
+{still}
 <script>
 (() => {{
 const data = {numbers};{_KIT if "kit" in script else ""}
@@ -706,3 +723,116 @@ for (const root of document.querySelectorAll(".{name}:not(.on)")) {{
 }})();
 </script>
 </div>""")
+
+
+# %% ../nbs/720_plots.ipynb #2418886d
+# a line is a row, or with a class the heading of those behind it
+_SEARCHED = r"""
+const {tHead, tBodies: [body]} = root.querySelector("table");
+const lines = [...body.rows], titles = [...tHead.rows[0].cells];
+const [find] = root.querySelectorAll("[type=search]");
+const [only] = root.querySelectorAll("[type=checkbox]");
+const choices = [...root.querySelectorAll("select")];
+const said = ({cells}, i) => cells[i].dataset.key ?? cells[i].textContent;
+const key = (line, i) => isNaN(line.cells[i].dataset.key) ? said(line, i)
+    : Number(said(line, i));
+let by = -1, down = false;
+const order = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b)
+    : typeof a === "number" ? -1 : 1;
+const show = () => {
+  const word = find.value.trim().toLowerCase();
+  let count = 0, above = {};
+  for (const line of lines) {
+    if (line.className) { above = line; line.hidden = true; continue; }
+    line.hidden = !line.textContent.toLowerCase().includes(word)
+        || only && only.checked && !line.textContent.includes(only.value)
+        || choices.some(c => c.value && said(line, c.name) !== c.value);
+    if (line.hidden) continue;
+    count += 1;
+    above.hidden = by >= 0;
+  }
+  body.append(...by < 0 ? lines : lines.filter(l => !l.className).sort(
+      (a, b) => order(key(a, by), key(b, by)) * (down ? -1 : 1)));
+  titles.forEach((title, i) => title.setAttribute("aria-sort",
+      i !== by ? "none" : down ? "descending" : "ascending"));
+  root.querySelector("output").value =
+      `${count} of ${lines.filter(l => !l.className).length}`;
+};
+titles.forEach((title, i) => {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.append(...title.childNodes);
+  button.onclick = () => { down = by === i && !down; by = i; show(); };
+  title.append(button);
+});
+for (const one of [find, only, ...choices]) if (one) one.oninput = show;
+show();"""
+
+
+def sortable(
+    heads: Iterable[str],
+    rows: Iterable[Any],
+    *,
+    choices: Iterable[str] = (),
+    only: tuple[str, str] | None = None,
+    kind: str = "table",
+    fallback: "Figure | None" = None,
+    alt: str = "",
+) -> "HTML":
+    """A table that a reader searches and sorts, and where no script runs the
+    whole table; with a `fallback`, this figure, and `alt` in words.
+
+    `heads`: the headings. `rows`: lines of cells in HTML. A cell that is sorted
+    or chosen by something else than its words is a pair, of both. A line that
+    is one string is a heading of those behind it. `choices`: headings of
+    columns of which a reader may choose a value. `only`: the label of a box to
+    tick, and a text that the lines shown then contain. `kind`: classes of the
+    table.
+
+    Example:
+
+        >>> rows = ["large", ["<b>B</b>", ("10 m", 10)], ["C", ("9 m", 9)]]
+        >>> table = sortable(["name", "length"], rows, choices=["name"])
+        >>> '<td data-head="length" data-key="10">10 m</td>' in table.data
+        True
+    """
+    heads, body, values = [*heads], "", {name: {} for name in choices}
+    for row in rows:
+        if isinstance(row, str):
+            head = f'<th colspan="{len(heads)}">{row}</th>'
+            body += f'<tr class="chapter">{head}</tr>'
+            continue
+        body += "<tr>"
+        for head, cell in zip(heads, row):
+            text, key = (cell, None) if isinstance(cell, str) else cell
+            by = "" if key is None else f' data-key="{html.escape(str(key))}"'
+            body += f'<td data-head="{html.escape(head)}"{by}>{text}</td>'
+            if head in values:
+                words = html.unescape(re.sub("<.*?>", "", text))
+                values[head][words if key is None else str(key)] = None
+        body += "</tr>"
+    controls = '<label>find <input type="search"></label>'
+    for head, found in values.items():
+        controls += (
+            f'<label>{html.escape(head)} <select name="{heads.index(head)}">'
+            '<option value="">all</option>'
+            + "".join(
+                f"<option>{html.escape(value)}</option>" for value in found
+            )
+            + "</select></label>"
+        )
+    if only:
+        label, text = map(html.escape, only)
+        controls += (
+            f'<label><input type="checkbox" value="{text}"> {label}</label>'
+        )
+    controls = f'<p class="controls">{controls}<output></output></p>'
+    table = (
+        f'<table class="{kind}"><thead><tr>'
+        + "".join(f'<th scope="col">{html.escape(head)}</th>' for head in heads)
+        + f"</tr></thead><tbody>{body}</tbody></table>"
+    )
+    if fallback is None:
+        return widget(controls, _SEARCHED, None, table)
+    scrolled = f'<div style="overflow: auto; max-height: 32rem">{table}</div>'
+    return widget(controls + scrolled, _SEARCHED, None, fallback, alt)

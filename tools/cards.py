@@ -68,7 +68,7 @@ def card_of(target: str) -> dict:
     lines = report_card(layer_of(target), target, ASKED).lines
     if "power" in lines:  # of the last layer, which the table shows
         lines["power"] = lines["power"]._replace(value=None)
-    return {name: rounded(line._asdict()) for name, line in lines.items()}
+    return rounded({name: v._asdict() for name, v in lines.items()})
 
 
 def main():

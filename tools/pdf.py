@@ -3,8 +3,8 @@
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
 export its signature, a figure itself. What is looked up rather than read stays
-on its pages: the handbook, the contents by name, the ledger's two long tables.
-The contents name it.
+on its pages: the handbook, the contents by name, the tables of all claims, of
+their coverage and of each paper. The contents name it.
 
 The articles of the pages become one page, `_build/pdf/book.html`. Each anchor
 gets the name of its page in front, so that links within the book stay links and
@@ -48,7 +48,7 @@ def printed() -> list[tuple[str, list[str]]]:
 
 
 def is_printed(page: str) -> bool:
-    return page not in (*LEFT_OUT, *handbook())
+    return "_paper_" not in page and page not in (*LEFT_OUT, *handbook())
 
 
 def anchor(page: str, name: str = "") -> str:
@@ -306,9 +306,9 @@ def head() -> str:
 
 FRONT = """<div class="front"><h1>normalnorm</h1><p>The book of the package, as
 it was rendered</p><p>Not printed are folded code, the handbook, the contents by
-name, and the tables of all claims and of their coverage. They are on the book's
-pages; the code is in the package <code>normalnorm</code>, too, and
-<code>normalnorm verify</code> runs every check and prints the
+name, and the tables of all claims, of their coverage and of each paper. They
+are on the book's pages; the code is in the package <code>normalnorm</code>,
+too, and <code>normalnorm verify</code> runs every check and prints the
 claims.</p></div>"""
 
 

@@ -2,8 +2,10 @@
 layer, layers that nothing is wrong with, and numbers known in closed form.
 """
 
+import itertools
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -14,11 +16,16 @@ from normalnorm.analysis.report_card import (
     Card,
     Line,
     asks,
+    draw,
     layer_of,
     report_card,
 )
 from tests.analysis.broken import BROKEN, STRANGE, Whole
 from tests.refusals import refusals
+
+
+def line(make, question):
+    return report_card(make, only=[question]).lines[question]
 
 
 @pytest.mark.parametrize("layer", BROKEN, ids=lambda c: c.__name__)
@@ -61,6 +68,11 @@ def test_no_false_alarm(target):
     assert not any("not answered" in v.found for v in card.lines.values())
 
 
+def kappa(c):
+    "The cosine behind ReLU of two normal inputs of correlation c."
+    return (math.sqrt(1 - c**2) + c * (math.pi - math.acos(c))) / math.pi
+
+
 def test_what_is_known_of_plain_layers():
     "Axes, spheres and invariances of PyTorch's; the map's values of theory."
     of = {
@@ -70,13 +82,11 @@ def test_what_is_known_of_plain_layers():
         "layer": nn.LayerNorm,
         "none": lambda c: nn.Identity(),
     }
+    asked = [q for q in PROPERTIES if q not in ("compile", "time")]
+    cards = {k: report_card(make, only=asked) for k, make in of.items()}
     found = {
-        name: {
-            line: v.value
-            for line, v in report_card(make).lines.items()
-            if line not in ("compile", "time")
-        }
-        for name, make in of.items()
+        name: {line: v.value for line, v in card.lines.items()}
+        for name, card in cards.items()
     }
     seen = {name: v["sees in training"] for name, v in found.items()}
     whole = {"samples": 0, "channels": 0, "positions": 0}
@@ -88,6 +98,19 @@ def test_what_is_known_of_plain_layers():
         "none": whole,
     }
     assert found["batch"]["sees in evaluation"] == whole
+    assert found["batch"]["parameters"] == {
+        "parameters": 2,
+        "buffers": ["running_mean", "running_var", "num_batches_tracked"],
+    }
+    assert found["batch"]["training and test"] < 0.05
+    assert found["batch"]["state"] and found["layer"]["checkpoint"]
+    assert cards["batch"].faults["checkpoint"] == "averages move twice"
+    takes = cards["group"].lines["takes"].found
+    assert [kind.split()[0] for kind in takes.split("; ")] == [
+        "images",
+        "sequences",
+        "vectors",
+    ]
     assert found["batch"]["sphere"] == {"each channel": 1.0}
     assert found["instance"]["sphere"].keys() == {
         "each sample",
@@ -106,10 +129,234 @@ def test_what_is_known_of_plain_layers():
     assert abs(growth["none"]["measured"] - 0.5) < 0.03
     for name, v in growth.items():
         assert abs(v["measured"] / v["predicted"] - 1) < 0.15, name
-    assert found["none"]["noise"] < 0.12
+    for c, cosine in found["none"]["map"].items():
+        assert abs(cosine - kappa(c)) < 0.025
+    cosine, c = found["none"]["cosine of two inputs"], 0.5
+    assert abs(cosine["measured"][0] - kappa(0.5)) < 0.03
+    for _ in cosine["measured"]:
+        c = kappa(c)
+    assert abs(cosine["predicted"][-1] - c) < 0.02
+    # shares: the batch has no mean, and an instance nothing but its deviation
+    for v in found.values():
+        assert all(abs(sum(shares) - 1) < 1e-9 for shares in v["power"])
+    assert found["batch"]["power"][-1][0] < 1e-9
+    assert found["instance"]["power"][-1][2] > 1 - 1e-9
+    first = f"P1 {100 * found['none']['power'][-1][0]:.0f} %, "
+    assert cards["none"].lines["power"].found.startswith(first)
+    # a tenth of the root of 0.7² + 1.8², of a deviation of 1.8
+    expected = 0.1 * math.hypot(0.7, 1.8) / 1.8
+    assert abs(found["none"]["noise"] - expected) < 0.002
     assert abs(found["batch"]["bias and skew"]["slope"] - 0.5) < 0.02
     x, y = found["batch"]["gaussianity"]
     assert abs(x - y) < 1e-4
+
+
+def wrong_at(order):
+    "A sine, whose derivative of this order is 1, 2 or 6 too large."
+    return lambda channels: lambda x: x.sin() + (x - x.detach()) ** order
+
+
+def of_dtype(given, returned):
+    "What turns one type into another, and no other type."
+    return lambda channels: (
+        lambda x: x.to(returned if x.dtype == given else x.dtype)
+    )
+
+
+def drawn(channels):
+    weight = torch.randn(channels, 1, 1, dtype=torch.float64)
+    return lambda x: x * weight.to(x.dtype)
+
+
+def function(called):
+    return lambda channels: called
+
+
+class Scales(nn.Module):
+    "Its parameters' type wins."
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class InOrder(Scales):
+    "Only in training."
+
+    def forward(self, x):
+        return x.cumsum(0) if self.training else x
+
+
+class Jitters(Scales):
+    "A second derivative that is wrong in training, which is random."
+
+    def forward(self, x):
+        wrong = (x - x.detach()).square() + torch.rand(())
+        return x.sin() + (wrong if self.training else 0)
+
+
+class JittersAlways(Jitters):
+    def forward(self, x):
+        return super().forward(x) + (x - x.detach()).square()
+
+
+SAID = [
+    (drawn, "order of samples", "makes no difference"),
+    (lambda c: nn.Dropout(), "order of samples", "makes no difference"),
+    (InOrder, "order of samples", "✗ matters"),
+    (function(lambda x: x * (1 + 1e-7 * len(x))), "same bits", "a sample's"),
+    (function(lambda x: x * (1 + 1e-3 * len(x))), "same bits", "✗ a sample's"),
+    (lambda c: nn.Dropout(), "mirror", "odd"),
+    (function(torch.abs), "mirror", "even"),
+    (function(torch.relu), "mirror", "neither"),
+    (lambda c: nn.GroupNorm(1, c, eps=5e3), "sphere", "no"),
+    (function(lambda x: (2 * x).sin()), "derivatives", "right to order 3"),
+    (Scales, "derivatives", "right to order 3"),
+    (wrong_at(1), "derivatives", "✗ order 1 is"),
+    (wrong_at(2), "derivatives", "✗ order 2 is"),
+    (wrong_at(3), "derivatives", "✗ order 3 is"),
+    (Jitters, "derivatives", "right to order 3 in evaluation; in training"),
+    (JittersAlways, "derivatives", "✗ order 2 is"),
+    (function(lambda x: x**3 / x**2), "half precision", "✗ wrong at 400"),
+    (of_dtype(torch.float64, torch.float32), "dtype", "✗ float64 becomes"),
+    (of_dtype(torch.float32, torch.float64), "dtype", "✗ float32 becomes"),
+    (of_dtype(torch.bfloat16, torch.float32), "dtype", "✗ bfloat16 becomes"),
+    (of_dtype(torch.float16, torch.float32), "dtype", "✗ float16 becomes"),
+    (Scales, "dtype", "✗ bfloat16 becomes float32; float16 becomes float32"),
+    (
+        function(lambda x: x / x.abs().amax()),
+        "constant unit",
+        "✗ output of all 0 is not finite",
+    ),
+    (
+        function(lambda x: x / (x - 2).abs().amax()),
+        "constant unit",
+        "✗ output of all 2 is not finite",
+    ),
+    (
+        function(lambda x: x * x.square().mean().sqrt()),
+        "constant unit",
+        "✗ gradient of all 0 is not finite",
+    ),
+    (
+        function(lambda x: x * (1 + x.is_contiguous())),
+        "channels last",
+        "✗ other values",
+    ),
+    (lambda c: nn.Identity(), "derivatives", "right to order 3"),
+    (lambda c: nn.ReLU(inplace=True), "input", "✗ changed"),
+    (lambda c: nn.ReLU(inplace=True), "noise", "10 % becomes"),
+    (function(lambda x: x * float("nan")), "same bits", "✗ a sample's"),
+    (function(lambda x: x * float("nan")), "training and test", "✗ differ"),
+    (function(lambda x: x * float("nan")), "checkpoint", "✗ the gradient"),
+    (lambda c: nn.Dropout(), "repeated", "the same in evaluation; random"),
+    (
+        function(lambda x: x * (1 + torch.compiler.is_compiling())),
+        "compile",
+        "✗ one graph, other values",
+    ),
+    (function(lambda x: 0 * x), "squared gradient", "vanishes"),
+]
+
+
+@pytest.mark.parametrize("make, question, words", SAID, ids=range(len(SAID)))
+def test_what_is_said(make, question, words):
+    "Of layers written for a line; a cross stands for a fault."
+    found = line(make, question)
+    assert f"{'✗ ' * found.fault}{found.found}".startswith(words)
+
+
+def straightened(x):
+    "Exponential values of mean 0 become normal."
+    return torch.special.ndtri(-torch.expm1(-(1 + x.double()))).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    "make, question, value, within",
+    [
+        # dropout of a half: sixteen means of variance 1/16, over their size
+        (lambda c: nn.Dropout(), "training and test", 17**-0.5, 0.01),
+        (function(lambda x: x / 2), "applied twice", 0.5, 1e-9),
+        (wrong_at(3), "derivatives", 2, 0),
+        (Scales, "bytes kept", 1, 0),
+        (function(lambda x: x.square() * x), "bytes kept", 2, 0),
+    ],
+)
+def test_values_in_closed_form(make, question, value, within):
+    assert abs(line(make, question).value - value) <= within
+
+
+def test_skew_in_closed_form():
+    "Of exponential units turned round; and of such as were made normal."
+    found = line(function(torch.neg), "bias and skew").value
+    expected = (1 - 1 / math.e) / (1 - 2 / math.e)
+    assert abs(found["slope"] / expected - 1) < 0.06
+    before, behind = line(function(straightened), "gaussianity").value
+    assert before < 0.82 and behind > 0.999
+
+
+def test_time_is_the_layers_over_that_of_the_other(monkeypatch):
+    """By a clock that counts its calls, and 3 and 4 for the layer's passes; one
+    is interrupted.
+    """
+    now, runs = [0], itertools.count()
+
+    def later(by):
+        now[0] += by
+        return now[0]
+
+    def slow(x):
+        later(1000 if next(runs) == 20 else 3)
+        y = x.clone()
+        if y.requires_grad:
+            y.register_hook(lambda grad: later(4) and grad)
+        return y
+
+    monkeypatch.setattr(time, "perf_counter", lambda: later(1))
+    assert line(function(slow), "time").value == 8
+
+
+def test_what_is_asked_and_the_name():
+    card = report_card(nn.LayerNorm, only=["mirror"])
+    assert list(card.lines) == ["takes", "mirror"]
+    assert card.name == "LayerNorm"
+    assert report_card(nn.LayerNorm, "mine", only=[]).name == "mine"
+
+
+@pytest.mark.parametrize(
+    "target, groups",
+    [
+        ("torch.nn.GroupNorm(4, C)", 4),
+        ("torch.nn.GroupNorm(num_channels=C, num_groups=2)", 2),
+        ("group(num_groups=3)", 3),
+    ],
+)
+def test_targets_with_arguments(target, groups):
+    made = layer_of(target)(12)
+    assert (made.num_groups, made.num_channels) == (groups, 12)
+
+
+def test_a_drawn_card():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots(1, 3)
+    cosine = {"measured": [0.5, 0.4, 0.3], "predicted": [0.6, 0.7, 0.8]}
+    power = [[0.1, 0.2, 0.3, 0.4], [0.2, 0.2, 0.2, 0.4], [0.7, 0.1, 0.1, 0.1]]
+    values = ({0.0: 0.3, 0.5: 0.6}, cosine, power)
+    names = ("map", "cosine of two inputs", "power")
+    draw(
+        Card("mine", dict(zip(names, (Line("", value=v) for v in values)))),
+        axes,
+    )
+    curves = [[(x, y) for x, y in v.get_xydata()] for v in axes[1].lines]
+    assert curves == [
+        list(zip((1, 2, 3), cosine[kind])) for kind in ("measured", "predicted")
+    ]
+    assert axes[0].lines[1].get_xydata().tolist() == [[0, 0.3], [0.5, 0.6]]
+    (first,) = axes[2].collections[0].get_paths()
+    assert {(1, 0.1), (2, 0.2), (3, 0.7)} < {(x, y) for x, y in first.vertices}
 
 
 def test_a_card_as_text_and_for_a_program():
@@ -118,6 +365,8 @@ def test_a_card_as_text_and_for_a_program():
     lines = json.loads(json.dumps(card.as_dict()))["lines"]
     assert lines["input"]["fault"] and "passes" not in lines["mirror"]["how"]
     assert "−x" in lines["mirror"]["how"]
+    how = Card("", {"noise": Line(""), "time": Line("")}).as_dict()["lines"]
+    assert all(v["how"] and "\n" not in v["how"] for v in how.values())
 
 
 def test_a_question_that_fails_is_a_line_and_randomness_is_left_alone():
@@ -144,6 +393,9 @@ test_targets_that_name_nothing = refusals(
         (layer_of, {"target": "bach"}, "did you mean"),
         (layer_of, {"target": "torch.nn.Nix"}, "names no layer"),
         (layer_of, {"target": "torch.nn.GroupNorm(4,"}, "names no layer"),
+        (layer_of, {"target": "torch.nn.GroupNorm(4, 2*C)"}, "neither C nor"),
+        (layer_of, {"target": "torch.nn"}, "it is a module"),
+        (layer_of, {"target": ""}, "no name"),
         (
             lambda only: report_card(nn.LayerNorm, only=only),
             {"only": ["sphre"]},

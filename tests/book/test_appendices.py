@@ -3,6 +3,7 @@ dialect adds for them.
 """
 
 import csv
+import html
 import json
 import re
 
@@ -10,7 +11,7 @@ import pytest
 
 from normalnorm.claims import ledger
 from tests.book import toy
-from tools import api, dialect, markup
+from tools import api, dialect, markup, papers
 from tools.chapters import ROOT, chapter, chapters
 from tools.files import load
 from tools.run import ensure
@@ -39,9 +40,33 @@ def test_every_statement_has_a_claim_or_a_reason(coverage):
     for r in coverage:
         assert (
             bool(r["claim"]) != bool(r["reason"])
-            and r["paper"]
+            and bool(r["sentence"]) == bool(r["reason"])
+            and r["section"]
+            and r["paper"] in papers.PAPERS
             and r["claim"] in ("", r["id"])
         ), r["id"]
+
+
+@pytest.mark.parametrize("name", papers.PAPERS)
+def test_a_source_has_a_page_with_each_of_its_statements(name, coverage):
+    """Section by section, each section once; what is not right has its
+    correction, and each claim the way to its check.
+    """
+    mine = [r for r in coverage if r["paper"] == name]
+    sections = [*dict.fromkeys(r["section"] for r in mine)]
+    lines = [*papers.lines(name)]
+    heads = [line for line in lines if isinstance(line, str)]
+    assert heads == [html.escape(section) for section in sections]
+    rows = [line for line in lines if not isinstance(line, str)]
+    claims, corrections = {c.id: c for c in ledger()}, papers.kept("errata.csv")
+    assert len(rows) == len(mine)
+    for row, (statement, _, where, _) in zip(mine, rows):
+        if claim := claims.get(row["claim"]):
+            assert html.escape(claim.statement) in statement
+            assert f"#claim-here-{claim.id}" in where
+        assert ("<em>Right:</em>" in statement) == (row["id"] in corrections)
+    source = "".join(chapter(papers.PAPERS[name][0]).code_cells())
+    assert f'papers.table("{name}")' in source
 
 
 def test_the_ledger_and_the_coverage_table_agree(coverage):
@@ -106,9 +131,7 @@ def test_claims_are_known_to_the_dialect_as_to_the_ledger():
 def test_the_ledger_page_has_each_claim_once_and_links_to_its_proof():
     run = ensure(chapter("910_what_was_checked"))
     text = run.notebook.read_text(encoding="utf-8").replace('\\"', '"')
-    found = re.findall(
-        r'<tr id="claim-([^"]+)"><td[^>]*><a href="([^"]+)"', text
-    )
+    found = re.findall(r'<td[^>]*><a id="claim-([^"]+)" href="([^"]+)"', text)
     assert sorted(found) == sorted(
         (c.id, f"{c.chapter}.html#claim-here-{c.id}") for c in ledger()
     )

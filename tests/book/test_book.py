@@ -154,8 +154,8 @@ def test_a_changed_row_changes_the_readme(tmp_path):
     def numbers(text):
         "Those of accuracy and of loss in what is said of a fixed bend."
         said = re.search(
-            "fixed one, changes it by (.*?) points .*? and the test loss by "
-            "(.*?) nats",
+            "fixed one, changes the test accuracy by (.*?) points .*? and the "
+            "test loss by (.*?) nats",
             " ".join(text.split()),
         )
         return said.groups()

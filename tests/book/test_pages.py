@@ -17,7 +17,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from tests.book import toy
-from tools import browser, build, links, pdf, plain, run
+from tools import browser, build, links, papers, pdf, plain, run
 from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
 from tools.files import load, ran, save
 
@@ -801,6 +801,7 @@ def test_the_print_leaves_out_what_is_looked_up():
         "nbs/910_what_was_checked",
         "nbs/915_coverage",
         "nbs/contents",
+        *(f"nbs/{page}" for page, _ in papers.PAPERS.values()),
     }
     assert {*handbook()} < {*out}
     for c in chapters():

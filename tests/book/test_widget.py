@@ -23,7 +23,7 @@ from normalnorm.experiments import data
 from normalnorm.experiments.statistics import detection_power
 from normalnorm.layers.core import normality_norm
 from normalnorm.layers.proxy import proxy_statistics
-from normalnorm.theory.correlation_map import correlation_map
+from normalnorm.theory.correlation_map import correlation_map, slope
 from normalnorm.theory.information import (
     bimodal,
     mixture,
@@ -55,6 +55,9 @@ browser = pytest.mark.skipif(
 # the chapters that have a figure to drag
 DRAGGED = (
     "010_in_ten_minutes",
+    "011_proxy_norm_in_five_minutes",
+    "012_centring_in_five_minutes",
+    "013_one_map_in_five_minutes",
     "020_how_to_read",
     "112_theory.game",
     "140_analysis.gaussianity",
@@ -257,6 +260,33 @@ def test_slider_and_buttons_are_labelled_and_reached_by_keyboard(tmp_path):
     }
 
 
+@browser
+def test_a_table_is_searched_chosen_from_and_sorted(tmp_path):
+    "Numbers before words; a heading goes with the last of its lines."
+    rows = [
+        "first",
+        ["<b>b</b>", ("10 m", 10), ("x", "u")],
+        ["a", ("9 m", 9), "✗"],
+        "second",
+        ["c", "none", "v"],
+    ]
+    heads, only = ["name", "length", "kind"], ("marked", "✗")
+    table = plots.sortable(heads, rows, choices=["kind"], only=only)
+    assert open_pages([table.data], "table", tmp_path) == [
+        [
+            "first b a second c",
+            "first b: 1 of 3",
+            "second c: 1 of 3",
+            "first a: 1 of 3",
+            "a b c",
+            "c b a",
+        ]
+    ]
+    fig, _ = plt.subplots()
+    drawn = plots.sortable(heads, rows, fallback=fig).data
+    assert 'class="still"' in drawn and 'class="still"' not in table.data
+
+
 # ---- what each figure shows against the library and scipy -------------------
 
 FIGURES = {}
@@ -400,6 +430,85 @@ def test_noise_is_seen_in_the_tour(tmp_path):
     text = fragment("010_in_ten_minutes")
     ((calm, noisy),) = drag([text], steps, tmp_path)
     assert calm["paths"]["after"] != noisy["paths"]["after"]
+
+
+def walked(c, layers, *norm, **deviations):
+    "A correlation after some layers with ReLU, by the library's map."
+    for _ in range(layers):
+        c = correlation_map(c, "relu", *norm, **deviations)
+    return c
+
+
+@figure(
+    "011_proxy_norm_in_five_minutes",
+    "beta start depth",
+    [(0.2, 0.2, 30), (0, 0.2, 12), (0.5, 0, 3), (0.3, 0.9, 1), (0.1, 0.6, 5)],
+    [
+        ("kappa(Math.min(1, (c + square) / (1 + square)))", "kappa(c)"),
+        ("sum * c + v, 0) +", "sum * c * c + v, 0) +"),
+        ("beta * beta, p", "beta, p"),
+    ],
+)
+def shared(page, beta, start, depth):
+    "What images share in the end, with layer norm and with a proxy."
+    for name in ("layer", "proxy"):
+        expected = walked(start, depth, name, beta_std=beta)
+        close(page, 6e-3, **{name: expected})
+    grey, layer, proxy = page["paths"]["shared"]
+    for drawn, end in ((layer, "layer"), (proxy, "proxy")):
+        at, values = points(drawn, 0, 50, 0, 1.02)
+        np.testing.assert_allclose(at, range(depth + 1), atol=0.02)
+        assert abs(values[0] - start) < 0.01
+        assert abs(values[-1] - float(page[end])) < 0.01
+    kept = (1 - start) / (1 + beta**2) ** depth
+    assert abs(points(grey, 0, 50, 0, 1.02)[1, -1] - (1 - kept)) < 0.01
+
+
+@figure(
+    "012_centring_in_five_minutes",
+    "share rest",
+    [(0.32, 0), (0, 0.5), (0.9, -0.9), (0.5, 0.9), (0.2, -0.5)],
+    [
+        ('name === "layer" ? Math.sqrt(share)', 'name === "layer" ? share'),
+        ("Math.sqrt(1 - rest * rest)", "(1 - rest)"),
+        ("Math.PI - Math.acos(c)", "Math.acos(c)"),
+    ],
+)
+def centring(page, share, rest):
+    "Cosines before and behind the weights; the dots have them, too."
+    before = share + (1 - share) * rest
+    close(page, 6e-3, before=before, layer=before, pre=rest)
+    for name, c in (("layer", before), ("pre", rest)):
+        after = correlation_map(c, "relu", "layer")
+        close(page, 6e-3, **{f"{name}relu": after})
+        x, y = points(page["dots"][name][0], -3.5, 3.5, -3.5, 3.5)
+        assert len(x) == 200 and abs(np.corrcoef(x, y)[0, 1] - c) < 6e-3
+
+
+@figure(
+    "013_one_map_in_five_minutes",
+    "start beta",
+    [(0.6, 0.2), (0, 0), (0.95, 0.8), (0.3, 0.7), (0.9, 0)],
+    [
+        ("(c + power - 1) / power", "c / power"),
+        ("(layer(c) - common) / (1 - common)", "layer(c) - common"),
+        ("? 1 - common : 1", "? 1 + common : 1"),
+    ],
+)
+def one_map(page, start, beta):
+    "Where twenty steps end, the slopes at 1, and the curves."
+    for name, norm in (("layer", "layer"), ("pre", "pre-layer")):
+        end = walked(start, 20, norm, beta_std=beta)
+        steep = slope("relu", norm, beta_std=beta)
+        close(page, 6e-4, **{name: end})
+        close(page, 6e-3, **{f"{name}slope": steep})
+        _, steps, curve = page["paths"][name]
+        assert points(steps, 0, 1, 0, 1).shape == (2, 41)
+        c, drawn = points(curve, 0, 1, 0, 1)
+        grid = torch.linspace(0, 1, 101, dtype=torch.float64)
+        expected = correlation_map(grid, "relu", norm, beta_std=beta)
+        np.testing.assert_allclose(c, grid, atol=1e-3)
+        np.testing.assert_allclose(drawn, expected, atol=1e-3)
 
 
 @figure(

@@ -474,6 +474,7 @@ def test_exports_are_the_rows():
         "set_backend",
         "to_proxy_norm",
         "regnorm_penalty",
+        "report_card",
         "ProxyNorm",
     }  # the last is an activation
     # maps with a normalizer inside: no row, for their weights are not γ and β

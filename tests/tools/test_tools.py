@@ -3,6 +3,7 @@ broken.
 """
 
 import re
+from collections import Counter
 
 import pytest
 from docutils import nodes
@@ -11,7 +12,7 @@ from sphinx.domains import std
 
 import normalnorm
 from tests.book import toy
-from tools import bounds, dialect, export, order, plain, run
+from tools import bounds, dialect, export, order, plain, run, size
 from tools.chapters import (
     ROOT,
     build_order,
@@ -760,3 +761,20 @@ def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
     found = [find(None, env, page) for page in "aba"]
     assert found == [(page, "numfig") for page in "aba"]
     assert loaded == ["a", "b"]
+
+
+# ---- how heavy the code is --------------------------------------------------
+
+
+def test_what_is_counted():
+    "No layout, comments or docstrings; other texts are."
+    code = '"About."\n\n\ndef f(x):  # why\n    "Does."\n    return "a"\n'
+    assert size.weight(code) == Counter(
+        statements=2, characters=len('deff(x):return"a"')
+    )
+
+
+def test_the_code_is_no_heavier():
+    "Whoever needs more takes something out first, or says here why not."
+    total = sum(size.sizes().values(), Counter())
+    assert total["statements"] <= 59_000 and total["characters"] <= 3_390_000
