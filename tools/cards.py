@@ -7,7 +7,7 @@ times, into results/cards.json.
 
 import argparse
 import contextlib
-import math
+import json
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from multiprocessing import get_context
@@ -51,24 +51,18 @@ TARGETS = [
 ASKED = [name for name in PROPERTIES if name != "time"]
 
 
-def rounded(value):
-    "Four digits of every number; None for what is none."
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): rounded(v) for k, v in value.items()}
-    return [rounded(v) for v in value] if isinstance(value, list) else value
-
-
 def card_of(target: str) -> dict:
     "Its lines."
     torch.set_num_threads(1)
     if target.startswith(("timm", "transformers")):
         peers.import_torchvision()
-    lines = report_card(layer_of(target), target, ASKED).lines
-    if "power" in lines:  # of the last layer, which the table shows
-        lines["power"] = lines["power"]._replace(value=None)
-    return rounded({name: v._asdict() for name, v in lines.items()})
+    lines = report_card(layer_of(target), target, ASKED).as_dict()["lines"]
+    if "power" in lines:  # sixteen layers of four, which nothing shows
+        lines["power"]["value"] = None
+    for line in lines.values():
+        line.pop("how", None)
+    four_digits = lambda number: float(f"{float(number):.4g}")
+    return json.loads(json.dumps(lines), parse_float=four_digits)
 
 
 def main():

@@ -463,12 +463,11 @@ def _orders(s: Subject, training: bool) -> Line:
     t = torch.zeros((), dtype=torch.float64, requires_grad=True)
     got = along(t)
     for order in (1, 2, 3):
-        if got.requires_grad:
-            (got,) = torch.autograd.grad(
-                got, t, create_graph=True, allow_unused=True
-            )
-        else:  # no t is left in it
-            got = None
+        (got,) = (
+            torch.autograd.grad(got, t, create_graph=True, allow_unused=True)
+            if got.requires_grad
+            else (None,)  # no t is left in it
+        )
         got = torch.zeros(()) if got is None else got
         expected = fit.deriv(order)(0)
         wrong = abs(got.item() - expected)
@@ -675,7 +674,7 @@ def _bytes_kept(s: Subject) -> Line:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         y = _call(layer, x.requires_grad_())
     ratio = sum(kept.values()) / x.untyped_storage().nbytes()
-    del y
+    del y  # which held what was kept, so that no address came twice
     return Line(f"{ratio:.1f} × the input", value=ratio)
 
 
