@@ -432,7 +432,11 @@ def _card(args: argparse.Namespace) -> int:
     "Print what a normalizer answers; 1 if there is a fault."
     found = importlib.import_module("normalnorm.analysis.report_card")
     make = found.layer_of(args.target)
-    card = found.report_card(make, args.target, args.only or None)
+    functional = importlib.import_module("torch.nn.functional")
+    activation = {"none": lambda x: x}.get(args.activation) or getattr(
+        functional, args.activation
+    )
+    card = found.report_card(make, args.target, args.only or None, activation)
     print(json.dumps(card.as_dict(), indent=1) if args.json else card)
     return int(bool(card.faults))
 
@@ -632,6 +636,13 @@ def parser() -> argparse.ArgumentParser:
     )
     card.add_argument(
         "--only", nargs="+", metavar="LINE", help="these lines (default: all)"
+    )
+    card.add_argument(
+        "--activation",
+        choices=("relu", "gelu", "silu", "tanh", "none"),
+        default="relu",
+        help="what follows the layer in networks (default: relu); none for a "
+        "layer that has one in it",
     )
     card.add_argument("--json", action="store_true", help="for a program")
     card.set_defaults(function=_card)

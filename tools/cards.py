@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from normalnorm.analysis.report_card import PROPERTIES, layer_of, report_card
 from normalnorm.experiments.results import processor
@@ -24,7 +25,7 @@ RECORD = Path(__file__).resolve().parent.parent / "results" / "cards.json"
 OWN = """
     batch batch1 sync decorrelated decorrelated1 instance instance1 layer layer2
     group(num_groups=4) rms frn bmlv lmbv renorm evonorm(num_groups=4) dyt derf
-    propagated
+    propagated normalnorm.PreLayerNormConv2d(C,C,1) normalnorm.RegNormConv2d(C,C,1)
 """.split()
 TORCH = """
     BatchNorm1d BatchNorm2d BatchNorm2d(C,track_running_stats=False) LayerNorm
@@ -56,9 +57,11 @@ def card_of(target: str) -> dict:
     torch.set_num_threads(1)
     if target.startswith(("timm", "transformers")):
         peers.import_torchvision()
-    lines = report_card(layer_of(target), target, ASKED).as_dict()["lines"]
-    if "power" in lines:  # sixteen layers of four, which nothing shows
-        lines["power"]["value"] = None
+    activation = nn.Identity() if "evonorm" in target.lower() else torch.relu
+    card = report_card(layer_of(target), target, ASKED, activation)
+    lines = card.as_dict()["lines"]
+    if lines.get("power", {}).get("value"):  # of sixteen layers: the last
+        lines["power"]["value"] = lines["power"]["value"][-1]
     for line in lines.values():
         line.pop("how", None)
     four_digits = lambda number: float(f"{float(number):.4g}")
