@@ -206,6 +206,13 @@ def test_an_export_shows_what_it_defines():
             "check",
             "<code>helper(a)</code>",
         ),
+        (
+            {"check": ""},
+            "\n".join(f"def f{i}(): pass" for i in range(4)),
+            "check",
+            "what checks of this page use: <code>f0</code>, <code>f1</code>, "
+            "<code>f2</code>, <code>f3</code>",
+        ),
         ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
         ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
         (
