@@ -4,6 +4,7 @@ A reader sees prose, formulas, results, and the code that is short enough to be
 read in passing. Checks, and any cell of more than a dozen lines that is
 exported, draws a figure or is C++, are folded behind a line that says what they
 are; other cells are folded beyond two dozen lines, or where they only import.
+Of what checks share a page has the names only, where they are many.
 `#| code-fold: true` folds a cell and `#| code-fold: false` keeps it open,
 whatever its length.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 SOME, FEW = 4, 12
+LISTED = 3  # definitions of checks that are listed one by one
 MANY = 24  # lines of a cell that is neither exported nor a figure
 
 
@@ -228,6 +230,9 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
             else "code of the check"
         )
         known = [] if claims else definitions(code)
+        if len(known) > LISTED:
+            called = names([line.split("(")[0] for line, _ in known if line])
+            known = [("", f"what checks of this page use: {called}")]
         kind, lines, most = "check", known or [("", words)], -1
     elif "export" in found:
         most = SOME if is_setup(code) else FEW

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.book import toy
-from tools import folding, reading
+from tools import folding, markup, reading
 from tools.chapters import ROOT, Chapter, chapters
 from tools.dialect import fold_of, translate_notebook
 
@@ -206,6 +206,13 @@ def test_an_export_shows_what_it_defines():
             "check",
             "<code>helper(a)</code>",
         ),
+        (
+            {"check": ""},
+            "\n".join(f"def f{i}(): pass" for i in range(4)),
+            "check",
+            "what checks of this page use: <code>f0</code>, <code>f1</code>, "
+            "<code>f2</code>, <code>f3</code>",
+        ),
         ({"fig-cap": "c"}, lines(13), "figure", "code of the figure"),
         ({}, "\n".join(f"import a{i}" for i in range(5)), "code", "imports"),
         (
@@ -256,20 +263,42 @@ def test_a_folded_cell_that_failed_is_shown():
     assert made["cells"][-1]["metadata"]["tags"] == []
 
 
+def markdown(name):
+    cells = Chapter(name, ROOT).cells()
+    return [c["source"] for c in cells if c["cell_type"] == "markdown"]
+
+
+def paths():
+    "Of each line of the tour's last table: name, chapters, time."
+    text = "\n".join(markdown("010_in_ten_minutes"))
+    line = r"^\| \*\*(\w+)\*\*.*? \| (.*) \| (.*?) \|$"
+    for name, where, time in re.findall(line, text, re.M):
+        yield name, re.findall(r"\(([\w.]+)\.ipynb\)", where), time
+
+
+def test_the_first_reading_stops_at_marks_that_lead_on():
+    "An hour with the formulas, which are not counted."
+    _, stops, _ = next(paths())
+    mark = "> **First reading: stop here.** Next: "
+    count, then = 0, []
+    for name in stops:
+        before, _, after = "\n\n".join(markdown(name)).partition(mark)
+        count += reading.words(markup.blocks(before))
+        then += re.findall(r"^\[[^]]+\]\(([\w.]+)\.ipynb\)", after)
+    assert then == stops[1:] and stops[-1] == "596_does_it_help"
+    assert 3000 < count <= 4500, count
+
+
 def test_paths_of_the_tour_take_the_time_they_say():
     """At 200 words a minute, formulas and figures left out: more than a third
     of the time named, and not much more than it.
     """
     minutes = {"an hour": 60, "half an hour": 30, "a quarter of an hour": 15}
-    text = "\n".join(
-        c["source"]
-        for c in Chapter("010_in_ten_minutes", ROOT).cells()
-        if c["cell_type"] == "markdown"
-    )
-    paths = re.findall(r"^\| \*\*(\w+)\*\*.*? \| (.*) \| (.*?) \|$", text, re.M)
-    assert [name for name, *_ in paths] == ["learn", "use", "check", "measure"]
-    for name, where, time in paths:
-        linked = re.findall(r"\(([\w.]+)\.ipynb\)", where)
+    (first, *_), *others = paths()
+    assert [first, *(name for name, *_ in others)] == [
+        *("learn", "use", "check", "measure")
+    ]
+    for name, linked, time in others:
         read = sum(reading.row(Chapter(c, ROOT))["words"] for c in linked) / 200
         assert minutes[time] / 3 < read < 1.2 * minutes[time], (name, read)
     # the tour itself: ten minutes
