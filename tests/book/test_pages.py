@@ -2,6 +2,7 @@
 network, at the width of a telephone, in light and dark mode.
 """
 
+import csv
 import fcntl
 import os
 import re
@@ -18,7 +19,15 @@ from bs4 import BeautifulSoup
 
 from tests.book import toy
 from tools import browser, build, links, papers, pdf, plain, run
-from tools.chapters import ROOT, chapters, halves, handbook, pages, renamed
+from tools.chapters import (
+    ROOT,
+    chapter,
+    chapters,
+    halves,
+    handbook,
+    pages,
+    renamed,
+)
 from tools.files import load, ran, save
 
 needs_browser = pytest.mark.skipif(
@@ -197,6 +206,8 @@ def test_navigation(asked):
         ], name
 
 
+with Path(__file__).with_name("questions.csv").open(encoding="utf-8") as _file:
+    QUESTIONS = list(csv.DictReader(_file))
 SEARCHES = {
     "ProxyNorm": "415_layers.proxy_norm",
     "PreLayerNorm": "430_layers.prelayer",
@@ -211,6 +222,7 @@ SEARCHES = {
     "noise": "228_layers.noise",
     "Newton step": "220_theory.newton",
     "misprint": "920_errata",
+    **{r["question"]: r["page"] for r in QUESTIONS if r["kind"] == "search"},
 }
 
 
@@ -224,6 +236,22 @@ def test_search_finds_the_page_of_a_name(html):
         dict(zip(SEARCHES, (Path(urlsplit(to).path).stem for to in first)))
         == SEARCHES
     )
+
+
+def test_questions_asked_beforehand_have_their_page():
+    """The contents by question lead to it, and it says what an answer has to,
+    by phrases between bars.
+    """
+    listed = (ROOT / "nbs/contents.md").read_text(encoding="utf-8")
+    listed = listed.partition("## The five sources")[0]
+    asked = [r for r in QUESTIONS if r["kind"] != "search"]
+    assert len(asked) == 20
+    for r in asked:
+        assert f"`{r['page']}`" in listed, r
+        cells = chapter(r["page"]).cells()
+        text = "\n".join(cell["source"] for cell in cells)
+        for phrase in r["phrases"].split("|"):
+            assert phrase in text, (r["question"], phrase)
 
 
 @pytest.mark.parametrize("half", halves())
