@@ -25,7 +25,8 @@ RECORD = Path(__file__).resolve().parent.parent / "results" / "cards.json"
 OWN = """
     batch batch1 sync decorrelated decorrelated1 instance instance1 layer layer2
     group(num_groups=4) rms frn bmlv lmbv renorm evonorm(num_groups=4) dyt derf
-    propagated normalnorm.PreLayerNormConv2d(C,C,1) normalnorm.RegNormConv2d(C,C,1)
+    propagated normalnorm.PreLayerNormConv2d(C,C,1)
+    normalnorm.RegNormConv2d(C,C,1)
 """.split()
 TORCH = """
     BatchNorm1d BatchNorm2d BatchNorm2d(C,track_running_stats=False) LayerNorm

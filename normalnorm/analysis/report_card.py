@@ -837,7 +837,9 @@ def _map(s: Subject) -> Line:
 
 @asks("cosine of two inputs")
 def _cosine_of_two_inputs(s: Subject) -> Line:
-    """Behind one and behind sixteen random layers of 96 channels, from 0.5: the mean of four networks; and the map applied sixteen times."""
+    """Behind one and behind sixteen random layers of 96 channels, from 0.5: the
+    mean of four networks; and the map applied sixteen times.
+    """
     cosines, c = _networks(s)["cosines"].mean(0), 0.5
     follows, predicted = PchipInterpolator(_CORRELATIONS, _own_map(s)), []
     for _ in range(_DEPTH):
@@ -893,7 +895,8 @@ def _power(s: Subject) -> Line:
 def _residual_stream(s: Subject) -> Line:
     """Sixteen blocks, each adding a random map of activation of layer to the
     stream, from samples of correlation 0.5: its power behind the last over that
-    behind the eighth. About 2 if a block adds a constant, more if it multiplies.
+    behind the eighth. About 2 if a block adds a constant, more if it
+    multiplies.
     """
     wide, source = _Wide(s), torch.Generator().manual_seed(0)
     z, powers = wide.samples(0.5, source), []
