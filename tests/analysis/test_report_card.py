@@ -2,10 +2,12 @@
 layer, layers that nothing is wrong with, and numbers known in closed form.
 """
 
+import gc
 import itertools
 import json
 import math
 import time
+import weakref
 
 import pytest
 import torch
@@ -61,6 +63,27 @@ def test_a_layer_with_weights_is_the_map_and_an_activation_stands_once():
     assert report_card(folded, only=["map"]).lines == bare.lines
     tanh = report_card(nn.LayerNorm, only=["map"], activation=torch.tanh)
     assert abs(tanh.lines["map"].value[0.0]) < 0.02
+
+
+def test_each_layer_of_a_network_draws_weights_of_its_own():
+    drawn = set()
+
+    class Drawn(nn.Conv2d):
+        def __init__(self, channels):
+            super().__init__(channels, channels, 1)
+            drawn.add(self.weight[0, 0].item())
+
+    report_card(Drawn, only=["cosine of two inputs"])
+    assert len(drawn) >= 4 * 16
+
+
+def test_a_card_keeps_no_layer_alive():
+    make = lambda channels: nn.LayerNorm(channels)
+    alive = weakref.ref(make)
+    report_card(make, only=["map", "power"])
+    del make
+    gc.collect()
+    assert alive() is None
 
 
 def test_cards_agree_with_the_ledger():
