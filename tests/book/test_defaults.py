@@ -102,6 +102,7 @@ OTHERS = {
     "parametrizations": {"eps": 1e-6},
     "proxy_norm": {"eps": 0.03},
     "collapse": {"beta_std": 0.2, "gamma_std": 0.2, "activation": torch.relu},
+    "report_card": {"activation": torch.relu},
     "backends": {"momentum": 0.0},
     "native": {"momentum": 0.0},
     "henze_zirkler": {"dim": -2},
