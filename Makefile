@@ -79,7 +79,7 @@ test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib;
 	@sh tools/venv.sh $(PYTHON) .venv-newest
 	@.venv-newest/bin/python -m tools.bounds newest
 
-test-sphinx: book  ## the pages once more, under the newest Sphinx, without Jupyter Book, into results/pages-newest.json; PYTHON=python3.13 for a newer one (five minutes; not part of CI)
+test-sphinx: book  ## the pages once more, under the newest Sphinx, without Jupyter Book, into results/pages-newest.json; PYTHON=python3.13 for a newer one (ten minutes; not part of CI)
 	@sh tools/venv.sh $(PYTHON) .venv-sphinx
 	@$(BIN)/python -m tools.newest .venv-sphinx/bin/python
 	@$(BIN)/python -m tools.records --made "pages under the newest Sphinx"
