@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel cards homes mutants proofs records clean test-oldest test-newest test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel cards homes mutants proofs records clean test-oldest test-newest test-sphinx test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -78,6 +78,11 @@ test-oldest:  ## the library's tests with the oldest supported torch, numpy, sci
 test-newest:  ## book and tests with the newest torch, numpy, scipy, matplotlib; PYTHON=python3.13 for another Python (not part of CI)
 	@sh tools/venv.sh $(PYTHON) .venv-newest
 	@.venv-newest/bin/python -m tools.bounds newest
+
+test-sphinx: book  ## the pages once more, under the newest Sphinx, without Jupyter Book, into results/pages-newest.json; PYTHON=python3.13 for a newer one (ten minutes; not part of CI)
+	@sh tools/venv.sh $(PYTHON) .venv-sphinx
+	@$(BIN)/python -m tools.newest .venv-sphinx/bin/python
+	@$(BIN)/python -m tools.records --made "pages under the newest Sphinx"
 
 test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
 	@command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq clang g++ g++-aarch64-linux-gnu git libomp-dev qemu-user-static >/dev/null || true

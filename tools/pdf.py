@@ -1,4 +1,5 @@
-"""`python -m tools.pdf`: the rendered book as one PDF, printed by Chromium.
+"""`python -m tools.pdf [--record]`: the rendered book as one PDF, printed by
+Chromium; with `--record`, how many pages it has goes to results/print.json.
 
 Contents, page numbers, bookmarks; solutions are opened. Code that the pages
 fold is left out: a check is its verdict and the module that has its code, an
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from tools import browser
 from tools.chapters import ROOT, Chapter, handbook, parts
-from tools.files import ran
+from tools.files import ran, save
 
 HTML = ROOT / "_build" / "html"
 BOOK = ROOT / "_build" / "pdf" / "book.html"
@@ -35,6 +36,7 @@ SECONDS = 900  # a minute and a half on two quiet cores
 INNER = re.compile(r"url\((['\"]?)#([^)'\"]+)\1\)")
 
 PRINT = Path(__file__).with_name("print.css")
+RECORD = ROOT / "results" / "print.json"
 # looked up, not read: `normalnorm verify` has most of it
 LEFT_OUT = ("nbs/910_what_was_checked", "nbs/915_coverage", "nbs/contents")
 
@@ -297,7 +299,8 @@ def head() -> str:
             f"<style>{PRINT.read_text(encoding='utf-8')}</style>",
             f"<script>{settings[1] if settings else 'window.MathJax = {}'};"
             "MathJax.options = {...MathJax.options, enableMenu: false, "
-            "enableAssistiveMml: false}</script>",
+            # what a screen reader is told of a formula is wider than a page
+            "menuOptions: {settings: {assistiveMml: false}}}</script>",
             '<script defer src="../html/_static/mathjax/tex-chtml.js">'
             "</script>",
         ]
@@ -354,6 +357,36 @@ def page_numbers(pdf) -> dict[str, int]:
     return {
         str(name).lstrip("/"): pages[there[0].objgen]
         for name, there in pdf.Root.Dests.items()
+    }
+
+
+def scale(pdf) -> float:
+    """Where something is wider than a page, Chromium prints all pages smaller,
+    without a word; this is how much. A pixel is 3.125 of its units.
+    """
+    drawn = pdf.pages[0].Contents.read_bytes()
+    return float(re.search(rb"\n([\d.]+) 0 0 \1 ", drawn)[1]) / 3.125
+
+
+def measured(pages: list[str]) -> dict:
+    """Of the PDF: its pages, how many of them begin in each chapter, the size
+    of its type.
+    """
+    import pikepdf
+
+    with pikepdf.open(PDF) as pdf:
+        numbers, count, shrunk = page_numbers(pdf), len(pdf.pages), scale(pdf)
+    begins = [*(numbers[anchor(page)] for page in pages), count + 1]
+    size = re.search(r"^html .*?([\d.]+)px", PRINT.read_text("utf-8"), re.M)
+    return {
+        "pages": count,
+        "points": round(0.75 * float(size[1]) * shrunk, 2),
+        "megabytes": round(PDF.stat().st_size / 1e6, 1),
+        "front": begins[0] - 1,
+        "chapters": {
+            page: end - begin
+            for page, begin, end in zip(pages, begins, begins[1:])
+        },
     }
 
 
@@ -435,9 +468,18 @@ def main() -> int:
         return 1
     start = time.perf_counter()
     pages = [page for _, listed in printed() for page in listed]
-    count = print_book({page: article_of(page, set(pages)) for page in pages})
-    took, size = time.perf_counter() - start, PDF.stat().st_size / 1e6
-    print(f"The PDF: {PDF} ({count} pages, {size:.1f} MB, {took:.0f} s)")
+    print_book({page: article_of(page, set(pages)) for page in pages})
+    took, made = time.perf_counter() - start, measured(pages)
+    print(
+        f"The PDF: {PDF} ({made['pages']} pages in {made['points']} points, "
+        f"{made['megabytes']} MB, {took:.0f} s)"
+    )
+    if "--record" in sys.argv[1:]:
+        when = {
+            "date": time.strftime("%Y-%m-%d"),
+            "browser": browser.version().strip(),
+        }
+        save(RECORD, when | made)
     return 0
 
 

@@ -722,6 +722,7 @@ def test_what_is_printed_leads_to_its_page(tmp_path, monkeypatch):
     assert pdf.print_book(articles) == 4
     with pikepdf.open(tmp_path / "out.pdf") as made:
         assert pdf.page_numbers(made) == {"a": 3, "b": 4}
+        assert pdf.scale(made) == pytest.approx(1, abs=1e-3)
         assert {str(a.Dest) for a in made.pages[1].Annots} == {"/a", "/b"}
         with made.open_outline() as outline:
             assert [x.title for x in outline.root] == ["A", "Part I"]
@@ -844,3 +845,18 @@ def test_the_print_is_set_in_nine_and_a_half_points():
         re.M,
     )
     assert 0.75 * float(size[1]) >= 9.5
+
+
+def test_the_print_has_at_most_350_pages():
+    """The recorded print, which Chromium did not shrink, and the one that lies
+    here.
+    """
+    made = load(pdf.RECORD)
+    assert made["pages"] <= 350 and made["points"] >= 9.5, (
+        "python -m tools.pdf --record prints and measures again",
+        made,
+    )
+    assert made["front"] + sum(made["chapters"].values()) == made["pages"]
+    if pdf.PDF.exists():
+        with pikepdf.open(pdf.PDF) as here:
+            assert len(here.pages) <= 350

@@ -748,6 +748,12 @@ def test_the_newest_versions_are_without_pins():
     ]
 
 
+def test_the_newest_sphinx_warns_of_nothing_and_writes_the_same_words():
+    found = load(ROOT / "results" / "pages-newest.json")
+    assert found["warnings"] == 0 and found["other words"] == []
+    assert found["pages"] > 100 and "sphinx" in found["versions"]
+
+
 def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
     loaded, env = [], type("Environment", (), {"config": "numfig"})()
     env.get_doctree = lambda name: loaded.append(name) or name
