@@ -361,7 +361,7 @@ def test_where_a_block_strides(bottleneck, strides):
 
 
 def test_names_of_normalizers_are_those_in_committed_rows():
-    "Their initial weights: test_train.py, by the first epoch."
+    "Their initial weights: tools/records.py, by the first steps of each row."
     assert list(normalizers(models.SmallResNet())) == [
         "stem_norm",
         "stages.0.norm1",

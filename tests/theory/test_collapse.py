@@ -201,16 +201,6 @@ def test_the_rows_are_of_the_size_that_the_text_says():
         assert all(t < 1.01 for t in total)
 
 
-@pytest.mark.book
-def test_few_networks_are_like_those_of_the_rows():
-    config = random_nets.collapse_nets.arms("book")["ReLU"]
-    found = random_nets.run(config | {"depth": 3, "nets": 2}, 0)
-    assert found["nets"] == 2 and len(found["p1"]) == len(found["left"]) == 3
-    (kept,) = by_arm("collapse")["ReLU"]
-    for mean, whole, sd in zip(found["p1"], kept["p1"], kept["p1_sd"]):
-        assert abs(mean - whole) < 4 * sd + 1e-4
-
-
 def test_rows_of_the_cures():
     found = {cure: row for cure, (row,) in by_arm("collapse-cures").items()}
     for row in found.values():
