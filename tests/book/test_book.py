@@ -257,7 +257,10 @@ def test_the_version_is_in_one_place():
 def test_committed_results_say_what_they_are():
     "Rows do where they are read."
     for path in (ROOT / "results").rglob("*.json"):
-        if path.name in ("goals.json", "records.json") or (
+        if path.name in (
+            *("goals.json", "records.json"),
+            *("print.json", "pages-newest.json"),  # of no network
+        ) or (
             path.parent.name in ("mutation", "proofs")
             or path.name.startswith("test-")
         ):
@@ -325,6 +328,7 @@ def test_chapters_are_named_by_links():
                 )
                 if link[1][0].isupper()
                 and link[2] in titles
-                and link[1] != titles[link[2]]
+                and link[1]
+                not in (titles[link[2]], titles[link[2]].split(":")[0])
             ]
     assert found == [], "\n".join(found)

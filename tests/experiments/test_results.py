@@ -717,6 +717,7 @@ def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
         "glyphs-length": 108,
         "noise-dose": 192,
         "rivals": 258,
+        "batch-norm-unique": 220,
         "skew": 60,
         "proxy-norm": 120,
         "glyphs-hardness": 18,

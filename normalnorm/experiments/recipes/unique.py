@@ -201,7 +201,7 @@ def run(
                     "loss_last": math.log(classes),
                     "diverged": 1.0,
                 },
-                "why": str(error),
+                "why": str(error).partition(";")[0],
                 "threads": 1,
                 **kept,
             }
