@@ -432,9 +432,10 @@ def _card(args: argparse.Namespace) -> int:
     "Print what a normalizer answers; 1 if there is a fault."
     found = importlib.import_module("normalnorm.analysis.report_card")
     make = found.layer_of(args.target)
-    functional = importlib.import_module("torch.nn.functional")
-    activation = {"none": lambda x: x}.get(args.activation) or getattr(
-        functional, args.activation
+    named = args.activation
+    functional = torch.nn.functional
+    activation = (
+        torch.nn.Identity() if named == "none" else getattr(functional, named)
     )
     card = found.report_card(make, args.target, args.only or None, activation)
     print(json.dumps(card.as_dict(), indent=1) if args.json else card)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from normalnorm import cli
 from normalnorm.analysis.report_card import (
     PROPERTIES,
     Card,
@@ -63,6 +64,17 @@ def test_a_layer_with_weights_is_the_map_and_an_activation_stands_once():
     assert report_card(folded, only=["map"]).lines == bare.lines
     tanh = report_card(nn.LayerNorm, only=["map"], activation=torch.tanh)
     assert abs(tanh.lines["map"].value[0.0]) < 0.02
+
+
+@pytest.mark.parametrize(
+    "named, at_zero", [("relu", 1 / math.pi), ("tanh", 0.0), ("none", 0.0)]
+)
+def test_the_command_takes_an_activation(capsys, named, at_zero):
+    asked = ["--only", "map", "--activation", named, "--json"]
+    assert cli.main(["card", "torch.nn.LayerNorm", *asked]) == 0
+    found = json.loads(capsys.readouterr().out)["lines"]["map"]["value"]
+    assert abs(found["0.0"] - at_zero) < 0.02
+    assert (found["0.5"] > 0.57) == (named == "relu")
 
 
 def test_each_layer_of_a_network_draws_weights_of_its_own():
