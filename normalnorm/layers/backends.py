@@ -280,20 +280,23 @@ def set_backend(name: str) -> _Choice:
     `with` statement.
 
     - "auto" (at the start): the native kernel for float32 and half precision on
-      a CPU, "compiled" on CUDA devices, "eager" on others; where these cannot
-      be had, with one warning, "compiled" or else "eager";
+      a CPU, "gpu" on CUDA devices, and there "compiled" what it does not cover,
+      "eager" on others; where a kernel cannot be had, with one warning,
+      "compiled" or else "eager";
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile`; first derivatives are
       fused too;
-    - "native": as "auto", but an error where the kernel cannot be had;
+    - "native", "gpu": as "auto", but an error where the kernels cannot be
+      had;
     - the name of another engine that was registered.
 
     What an engine does not cover (float64, `safeguard` and other transforms
-    than the power transform in the native kernel, `steps` > 1, derivatives of
+    than the power transform in the kernels, `steps` > 1, derivatives of
     second order, forward mode, torch.func) is computed by "eager".
 
     Raises `ValueError` for an unknown name; "native" raises `CompilerError`
-    where the wheel carries no kernel and there is no compiler.
+    where the wheel carries no kernel and there is no compiler, "gpu"
+    `Unavailable` where there is no GPU or no Triton.
 
     Returns an object that a `with` statement takes: at its end the choice
     before is back.
@@ -332,13 +335,15 @@ def get_backend() -> str:
 def _engines_asked(device: str) -> tuple[Engine, ...]:
     'Those that the present choice asks on a type of device; of "eager" none.'
     if device not in _asked:
-        _asked[device] = tuple(
+        found = [
             engine
             for engine in engines().values()
             if engine.name == _chosen
             or _chosen == "auto"
             and device in engine.automatic
-        )
+        ]
+        # what can stand in for others comes after them
+        _asked[device] = tuple(sorted(found, key=lambda e: bool(e.stands_in)))
     return _asked[device]
 
 
