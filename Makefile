@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 9
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-quick export update lab serve pdf bench gpu wheel cards homes mutants proofs records clean test-oldest test-newest test-sphinx test-processors test-avx2
+.PHONY: help book test test-quick export update lab serve pdf bench gpu cubins wheel cards homes mutants proofs records clean test-oldest test-newest test-sphinx test-processors test-avx2
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -46,6 +46,12 @@ bench: $(VENV)/.ready  ## measure speed and memory of the layers, as ratios, for
 
 gpu:  ## what this machine's GPU does with the layers, within MINUTES (9), into results/gpu; goes on where it stopped; takes the machine's own torch and Triton where there is no .venv
 	@PYTHONPATH=. $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu --minutes $(MINUTES)
+
+cubins: $(VENV)/.ready  ## what the kernels for a GPU are compiled to, by two releases of Triton, into results/cubins.json (ten minutes; takes no GPU, 2 GB; not part of CI)
+	@$(BIN)/python -m tools.cubins
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target .triton-3.6 triton==3.6.0
+	@PYTHONPATH=.triton-3.6 $(BIN)/python -m tools.cubins
+	@$(BIN)/python -m tools.records --made cubins
 
 wheel: $(VENV)/.ready  ## what a release uploads, into dist: the sources, and a wheel for Linux on x86-64 with the compiled kernel in it (two minutes)
 	@$(BIN)/python -m tools.wheel

@@ -1,0 +1,189 @@
+"""The kernels for a GPU, without one: what they compute (in `on_gpu.py`), what
+they are compiled to, and what the engine asks of a device, and when.
+"""
+
+import json
+import os
+import re
+from unittest import mock
+
+import pytest
+import torch
+
+from normalnorm.layers import backends
+from normalnorm.layers.backends import Normalization, Unavailable
+from normalnorm.layers.engines import gpu
+from normalnorm.theory.newton import Over
+from tests.layers.steps import python
+from tests.peers import installed
+from tools.files import ROOT
+
+installed("triton")
+from tools import cubins  # noqa: E402
+
+RECORD = json.loads(cubins.RECORD.read_text(encoding="utf-8"))
+
+
+def test_the_interpreted_kernels_are_the_definition():
+    cases = str(ROOT / "tests/layers/on_gpu.py")
+    how = ["--noconftest", "-p", "no:cacheprovider", cases]
+    said = python(
+        f"import pytest; raise SystemExit(pytest.main({how}))",
+        timeout=900,
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert int(re.search(r"(\d+) passed", said)[1]) > 80
+
+
+def about(row):
+    return {
+        key: row[key] for key in ("layer", "shape", "last", "dtype", "noise")
+    }
+
+
+def test_the_record_is_of_what_the_dispatcher_launches():
+    "Each launch of the twelve shapes, for two capabilities, by two releases."
+    launched = [
+        (of, job[0], job[2].get("STAGE"))
+        for of, job in cubins.launches(cubins.problems())
+        for _ in cubins.CAPABILITIES
+    ]
+    assert len(launched) > 300 and {v[:3] for v in RECORD} == {"3.6", "3.9"}
+    for rows in RECORD.values():
+        found = [(about(row), row["kernel"], row["stage"]) for row in rows]
+        assert found == launched
+
+
+def test_kernels_do_not_spill_much():
+    "A thread's registers hold what it works on, but for a few bytes."
+    stacks = [row["stack"] for rows in RECORD.values() for row in rows]
+    assert max(stacks) <= 64 and sum(s > 0 for s in stacks) < len(stacks) / 20
+
+
+def compiled_now():
+    "The first launch of each kernel and stage, with and without noise."
+    jobs, seen = [], set()
+    for of, job in cubins.launches(cubins.problems()):
+        key = job[0], job[2].get("STAGE"), job[2].get("NOISE", 0) > 0
+        if of["dtype"] == "bfloat16" and key not in seen:
+            seen.add(key)
+            jobs.append((of, job))
+    return jobs
+
+
+@pytest.mark.parametrize("of, job", compiled_now())
+def test_a_kernel_compiles_to_what_the_record_says(of, job):
+    "The interpreter accepts what the compiler refuses; 3 % are left open."
+    import triton
+
+    made = cubins.compiled(job, 90)
+    same = about(of) | {"kernel": made["kernel"], "stage": made["stage"]}
+    same["capability"] = 90
+    (row,) = [
+        row for row in RECORD[triton.__version__] if same.items() <= row.items()
+    ]
+    assert made["stack"] <= row["stack"]
+    for key in ("registers", "instructions", "special", "exchanges"):
+        assert made[key] <= 1.03 * row[key] + 1, key
+
+
+def test_nothing_is_asked_of_the_device():
+    "Seed and momentum stay tensors: these have no numbers that could be asked."
+    momentum = torch.empty((), device="meta")
+    cases = [
+        (of, problem._replace(momentum=momentum))
+        for of, problem in cubins.problems(rules=[(0.4, "scaled")])
+        if problem.running
+    ]
+    jobs = list(cubins.launches(cases))
+    with pytest.raises(RuntimeError):
+        momentum.item()
+    assert any(job[1].get("MOMENTUM") == "*fp32" for _, job in jobs)
+
+
+def test_large_tensors_have_wide_addresses():
+    wide = {}
+    for rows in (2**19 - 1, 2**19):
+        case = [("layer", (rows, 4096), False)]
+        for _, job in cubins.launches(cubins.problems(case)):
+            wide.setdefault(rows, set()).add(job[2]["WIDE"])
+    assert list(wide.values()) == [{False}, {True}]
+
+
+def test_triton_is_not_imported_before_it_is_needed():
+    said = python(
+        """
+        import sys, torch, normalnorm
+        from normalnorm.layers.backends import engines
+        normalnorm.LayerNormalNorm(4)(torch.ones(2, 4))
+        print(sorted(engines()), "triton" in sys.modules)
+        """,
+        timeout=120,
+    )
+    assert "'gpu'" in said and said.strip().endswith("False")
+
+
+def test_it_is_asked_before_the_compiler():
+    with mock.patch.object(backends, "_asked", {}):
+        names = [e.name for e in backends._engines_asked("cuda")]
+        assert names == ["gpu", "compiled"]
+        assert "gpu" not in [e.name for e in backends._engines_asked("cpu")]
+
+
+@pytest.fixture
+def on_the_cpu():
+    "As if the kernels ran on this machine."
+    gpu._trouble.cache_clear()
+    with (
+        mock.patch.object(gpu, "_device_type", lambda: "cpu"),
+        mock.patch.object(gpu.ENGINE, "automatic", ("cpu",)),
+        mock.patch.object(backends, "_known", {"gpu": gpu.ENGINE}),
+        mock.patch.object(backends, "_asked", {}),
+        mock.patch.object(backends, "_instead", {}),
+    ):
+        yield Normalization(torch.randn(3, 4), Over(-1))
+    gpu._trouble.cache_clear()
+
+
+def test_without_triton_a_warning_says_so_once(on_the_cpu):
+    broken = mock.Mock(side_effect=ImportError("No module named 'triton'"))
+    with mock.patch.object(gpu, "_kernels", broken):
+        with pytest.warns(UserWarning, match="gpu kernel is not.*No module"):
+            out, _ = backends.normalize(on_the_cpu)
+        assert out.isfinite().all() and broken.call_count == 1
+        backends.normalize(on_the_cpu)
+        with pytest.raises(Unavailable, match="do not run: Triton cannot"):
+            gpu.ENGINE.require()
+
+
+@pytest.mark.parametrize(
+    "of, words",
+    [
+        ({"torch.version.hip": "6.0"}, "NVIDIA"),
+        ({"torch.cuda.is_available": lambda: False}, "finds no GPU"),
+        (
+            {
+                "torch.cuda.is_available": lambda: True,
+                "torch.cuda.get_device_capability": lambda _: (7, 5),
+            },
+            "8.0, this one has 7.5",
+        ),
+    ],
+)
+def test_machines_that_it_is_not_for(of, words):
+    gpu._trouble.cache_clear()
+    patches = [mock.patch(name, value) for name, value in of.items()]
+    for patch in patches:
+        patch.start()
+    try:
+        assert words in gpu._trouble(torch.device("cuda"))
+    finally:
+        for patch in patches:
+            patch.stop()
+        gpu._trouble.cache_clear()
+
+
+def test_the_interpreter_is_asked_for_by_name():
+    for value, kind in (("1", "cpu"), ("0", "cuda"), ("", "cuda")):
+        with mock.patch.dict(os.environ, TRITON_INTERPRET=value):
+            assert gpu._device_type() == kind
