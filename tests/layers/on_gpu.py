@@ -373,3 +373,59 @@ def test_float16_does_not_overflow():
     layer.weight.data *= 1e6
     y = layer.to(DEVICE)(x.to(DEVICE))
     assert y.isfinite().all() and y.abs().max() == 65504
+
+
+OPERATORS = torch.ops.normalnorm
+
+
+@pytest.mark.parametrize("dims", [(-1,), (0,)])
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_operators_are_the_definition(dims, noise):
+    torch.manual_seed(1)
+    u, g = torch.randn(2, 6, 5)
+    w, b, seed = torch.rand(5) + 0.5, torch.randn(5), torch.tensor(SEED)
+    axis = None if dims == (-1,) else 1
+    how = (seed, dims, axis, 1e-5, noise, "scaled", 1.0, 0)
+    found = []
+    for device, dtype in ((DEVICE, FLOAT), ("cpu", torch.float64)):
+        leaves = [t.to(device, dtype).requires_grad_() for t in (u, w, b)]
+        if dtype == FLOAT:
+            given = (how[0].to(device), *how[1:], 9)
+            out, _ = OPERATORS.normalize_with_grad(*leaves, *given)
+        else:
+            rule = Rule(noise=noise)
+            out, _ = core.by_autograd(
+                leaves[0], Over(dims), rule, *leaves[1:], seed
+            )
+        of = torch.autograd.grad(out, leaves, g.to(out))
+        found.append([t.detach().cpu().double() for t in (out, *of)])
+    for a, e in zip(*found):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
+
+
+def test_operators_of_frozen_layers():
+    layer, x, dy = made(*LAYERS["batch"][:2], train=False)
+    averages = layer.running_mean, layer.running_var, layer.running_lambda
+    layer, given = layer.to(DEVICE), [t.to(DEVICE) for t in averages]
+    u = x.to(DEVICE).requires_grad_()
+    leaves = u, layer.weight, layer.bias
+    out = OPERATORS.evaluate_with_grad(*leaves, *given, layer.eps)
+    found = torch.autograd.grad(out, leaves, dy.to(DEVICE))
+    with set_backend("eager"):
+        exact = torch.autograd.grad(layer(u), leaves, dy.to(DEVICE))
+    for a, e in zip(found, exact):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(CUDA, reason="the card's PyTorch leaves layers alone")
+def test_a_compiled_layer_has_them():
+    layer, x, _ = made(*LAYERS["layer"][:2], noise=0.0)
+    graphs = []
+
+    def seen(graph, _):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph
+
+    out = torch.compile(layer, backend=seen, fullgraph=True)(x)
+    torch.testing.assert_close(out, layer(x), rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 1 and "normalize_with_grad" in graphs[0]

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 import normalnorm
 from normalnorm.layers import backends, functional
-from normalnorm.layers.engines import compiled
+from normalnorm.layers.engines import compiled, gpu
 from normalnorm.theory.newton import Over
 from tests.layers.steps import python, step
 from tests.peers import FOLLOWS, TORCH
@@ -171,7 +171,7 @@ def test_an_engine_has_a_name_of_its_own(named):
 
 
 def test_who_is_asked_on_which_device(named):
-    'By "auto", the kernel on a CPU, torch.compile on CUDA; nobody elsewhere.'
+    'By "auto", kernels on a CPU and on CUDA, there torch.compile behind them.'
 
     def asked(choice):
         with backends.set_backend(choice):
@@ -180,7 +180,7 @@ def test_who_is_asked_on_which_device(named):
                 for device in ("cpu", "cuda", "mps", "xpu", "meta")
             }
 
-    usual = {"cpu": ["native"], "cuda": ["compiled"]}
+    usual = {"cpu": ["native"], "cuda": ["gpu", "compiled"]}
     nobody = dict.fromkeys(("mps", "xpu", "meta"), [])
     assert asked("auto") == usual | nobody
     for chosen in ("eager", "native", "compiled"):
@@ -189,7 +189,8 @@ def test_who_is_asked_on_which_device(named):
     with pytest.raises(TypeError, match="a tuple of device types"):
         backends.register(named("toy", True))
     backends.register(named("toy", ("mps", "cuda")))
-    more = {"cuda": ["compiled", "toy"], "mps": ["toy"]}  # in their order
+    # in their order, but last what can stand in for others
+    more = {"cuda": ["gpu", "toy", "compiled"], "mps": ["toy"]}
     assert asked("auto") == usual | nobody | more
 
 
@@ -209,6 +210,7 @@ def fakes(monkeypatch):
         )
         return lambda u, *_: (u, *(u.new_zeros(len(u), 1),) * 3)
 
+    monkeypatch.setattr(gpu.ENGINE, "offers", {})  # nothing is for it
     monkeypatch.setattr(backends, "are_concrete", lambda *_: True)
     monkeypatch.setattr(backends, "_instead", {})
     monkeypatch.setattr(compiled, "_compiled", run)

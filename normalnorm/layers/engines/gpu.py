@@ -37,6 +37,7 @@ from normalnorm.layers.backends import (
 from ..core import Rule, Statistics
 from ..functional import tracked_statistics, update_running
 from ..guards import check_memory
+from . import operators
 from normalnorm.layers.engines.native import (
     LARGEST,
     _as,
@@ -655,3 +656,17 @@ class _GPU(Engine):
 
 ENGINE: Engine = register(_GPU())
 ENGINE.offers[Normalization] = _offer
+
+
+def _kept(problem: Normalization, of_units: tuple) -> tuple:
+    "What a `Launch` saves, and its state, for the operators' backward pass."
+    u, _, _, weight, bias, *_ = problem
+    if problem.statistics is None:
+        of_units = tuple([t.view(9, -1) for t in of_units])
+    saved = u, weight, problem.seed, *of_units
+    like = None if bias is None else (bias.shape, bias.dtype)
+    return saved, (problem.offset, like, kinds(saved))
+
+
+operators.WORKS[_device_type()] = prepare, _kept
+ENGINE.traced[Normalization] = operators._take

@@ -6,7 +6,7 @@ kernel as an operator that the compiler knows.
 # ../../../nbs/284_layers.engines.operators.ipynb.
 
 # %% auto #0
-__all__ = []
+__all__ = ["WORKS"]
 
 # %% ../../../nbs/284_layers.engines.operators.ipynb #e0000004
 import functools
@@ -38,8 +38,43 @@ def _shape(u: Tensor, dim: Sequence[int]) -> list[int]:
     return [1 if d in dims else n for d, n in enumerate(u.shape)]
 
 
-def _number(seed: Tensor | None) -> int:
-    return 0 if seed is None else int(seed)
+def _problem(
+    u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset
+) -> Normalization:
+    rule = _rule(eps, noise, kind, alpha)
+    return Normalization(
+        u, Over(tuple(dim)), rule, weight, bias, axis, seed=seed, offset=offset
+    )
+
+
+def _native_work(problem: Normalization):
+    "How the kernel computes a problem, or None."
+    u, unit, rule, weight, bias, axis, given, *_ = problem
+    return native.prepare(u, unit.dim, weight, bias, rule, axis, given)
+
+
+def _native_kept(problem: Normalization, of_units: tuple) -> tuple:
+    "What the kernel's `Call` saves, and its state."
+    seed = 0 if problem.seed is None else int(problem.seed)
+    return (problem.u, problem.weight, *of_units), (seed, problem.offset)
+
+
+# for a type of device: the `Work` for a problem, and what it saves and its
+# state for the backward pass, given what is known of the units
+WORKS: dict[str, tuple[Callable, Callable]] = {
+    "cpu": (_native_work, _native_kept)
+}
+
+
+def _work(problem: Normalization):
+    find, _ = WORKS[problem.u.device.type]
+    return find(problem)
+
+
+def _gradients(work, problem: Normalization, grad, of_units, needs):
+    _, kept = WORKS[problem.u.device.type]
+    saved, state = kept(problem, of_units)
+    return work.backward(state, saved, (grad,), (True, *needs))
 
 
 def _returned(u: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
@@ -54,15 +89,16 @@ _LIBRARY = _held["library"] = torch.library.Library("normalnorm", "FRAGMENT")
 
 
 def _kernel(schema: str, fake: Callable) -> Callable:
-    """Makes a function the operator of that name and schema on a CPU; `fake`:
-    what it returns, without running it.
+    """Makes a function the operator of that name and schema; `fake`: what it
+    returns, without running it.
     """
     name, _ = schema.split("(", 1)
     _LIBRARY.define(schema)
     torch.library.register_fake(f"normalnorm::{name}", fake, lib=_LIBRARY)
 
     def add(function: Callable) -> Callable:
-        _LIBRARY.impl(name, function, "CPU")
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, function, key)
         return function
 
     return add
@@ -146,18 +182,19 @@ def _results(u, weight, bias, seed, dim, *rest):
 def _normalize(
     u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset, kept
 ):
-    rule = _rule(eps, noise, kind, alpha)
-    call = native.prepare(u, tuple(dim), weight, bias, rule, axis)
-    if call is not None:
-        return native.forward(
-            call, u, weight, bias, seed=_number(seed), offset=offset
-        )
+    problem = _problem(
+        u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset
+    )
+    work = _work(problem)
+    if work is not None:
+        out, saved, _ = work.forward(problem, True)
+        return out, saved[-1].view(-1)
     if axis is not None:
         weight, bias = (
             along_channels(weight, u.ndim),
             along_channels(bias, u.ndim),
         )
-    unit = Over(tuple(dim))
+    unit, rule = problem.unit, problem.rule
     out, used = core.by_autograd(u, unit, rule, weight, bias, seed, offset)
     return out, native.numbers_of(used, kept * used.mean.numel())
 
@@ -186,18 +223,13 @@ def _normalize_backward(
     of_weight,
     of_bias,
 ):
-    dim, rule = tuple(dim), _rule(eps, noise, kind, alpha)
-    call = native.prepare(u, dim, weight, bias, rule, axis)
-    if call is not None:
-        found = native.backward(
-            call,
-            grad,
-            (u, weight, numbers),
-            seed=_number(seed),
-            offset=offset,
-            of_weight=of_weight,
-            of_bias=of_bias,
-        )
+    problem = _problem(
+        u, weight, bias, seed, dim, axis, eps, noise, kind, alpha, offset
+    )
+    dim, rule, work = problem.unit.dim, problem.rule, _work(problem)
+    if work is not None:
+        needs = of_weight, of_bias
+        found = _gradients(work, problem, grad, (numbers,), needs)
     else:
         shape, n = _shape(u, dim), 2 + len(rule.gaussianizer.names)
         of_units = numbers[: n * math.prod(shape)].view(n, *shape)
@@ -231,26 +263,25 @@ def _result(u, *_):
 
 
 def _prepare(u, weight, bias, mean, var, lmbda, eps):
-    "None for an input without elements."
+    "The problem, and the work for it: None for an input without elements."
     given = Statistics(mean, var, () if lmbda is None else (lmbda,))
-    return given, native.prepare(
+    problem = Normalization(
         u,
-        (0,),
+        Over((0,)),
+        _rule(eps, 0.0, "scaled", float(lmbda is not None)),
         weight,
         bias,
-        _rule(eps, 0.0, "scaled", float(lmbda is not None)),
         1,
         given,
     )
+    return problem, _work(problem)
 
 
 @_kernel(f"evaluate{_FROZEN} -> Tensor", _result)
 def _evaluate(u, weight, bias, *rest):
-    given, call = _prepare(u, weight, bias, *rest)
+    problem, work = _prepare(u, weight, bias, *rest)
     return (
-        torch.empty_like(u)
-        if call is None
-        else native.forward(call, u, weight, bias, statistics=given)[0]
+        torch.empty_like(u) if work is None else work.forward(problem, False)[0]
     )
 
 
@@ -263,8 +294,8 @@ def _evaluate(u, weight, bias, *rest):
 def _evaluate_backward(
     grad, u, weight, bias, mean, var, lmbda, eps, of_weight, of_bias
 ):
-    _, call = _prepare(u, weight, bias, mean, var, lmbda, eps)
-    if call is None:
+    problem, work = _prepare(u, weight, bias, mean, var, lmbda, eps)
+    if work is None:
         return _returned(
             u,
             (
@@ -277,12 +308,8 @@ def _evaluate_backward(
         )
     return _returned(
         u,
-        native.backward(
-            call,
-            grad,
-            (u, weight, mean, var, lmbda),
-            of_weight=of_weight,
-            of_bias=of_bias,
+        _gradients(
+            work, problem, grad, (mean, var, lmbda), (of_weight, of_bias)
         ),
     )
 
@@ -294,11 +321,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _plain(*tensors: Tensor | None) -> bool:
-    "No subclasses, and all on the CPU, of dtypes that the kernel takes."
+    "No subclasses, all on one device, of dtypes that the kernels take."
     for t in tensors:
         if t is not None and (
             type(t) not in _PLAIN
-            or t.device.type != "cpu"
+            or t.device != tensors[0].device
             or t.dtype not in native._DTYPES
         ):
             return False
