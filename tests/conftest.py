@@ -47,8 +47,8 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
 LEFT_OUT = {
     "slow": "accepted analysis appendices benchmarks chapters claims collapse "
     "compiler conversion correlation_map curvature dependence deployment "
-    "early_training examples figures gpu gpu_kernels growth hardness harness hessian "
-    "hessian_rows hostile information layer_maps ledger left_alone "
+    "early_training examples figures gpu gpu_kernels growth hardness harness "
+    "hessian hessian_rows hostile information layer_maps ledger left_alone "
     "map_peer models modules mutants native one_factor operators peers "
     "power_training proxy proxy_conversion proxy_paper proxy_recipe pruning "
     "real_folders recipes records results robustness same_bits state "

@@ -608,7 +608,7 @@ def merged(
     "The sums over the programs of COUNT rows from FIRST on, by a factor."
     zero = tl.zeros(channels.shape, tl.float32)
     found = ()
-    for i in tl.static_range(COUNT):
+    for _ in tl.static_range(COUNT):
         found = found + (zero,)
     for p in range(0, P, CHUNK):
         more = ()

@@ -38,6 +38,8 @@ EXEMPT = {
     "layers.engines.compiled.Fused.forward": "compiles for seconds",
     "layers.engines.compiled.Fused.backward": "compiles for seconds",
     "layers.engines.compiler.carry": "compiles for seconds",
+    "layers.engines.gpu.Launch.forward": "takes a GPU",
+    "layers.engines.gpu.Launch.backward": "takes a GPU",
     "lab.shipped_chapters": "in a checkout, writes all chapters: seconds",
     "lab.open_lab": "opens a program that stays",
 }

@@ -39,7 +39,6 @@ from ..functional import tracked_statistics, update_running
 from ..guards import check_memory
 from . import operators
 from normalnorm.layers.engines.native import (
-    LARGEST,
     _as,
     _channels_last,
     _increment_versions,
