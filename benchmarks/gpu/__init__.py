@@ -1,4 +1,4 @@
-"""What a GPU does with the layers, and what the prototypes of kernels would do.
+"""What a GPU does with the layers.
 
 `make gpu MINUTES=9`, or `python -m benchmarks.gpu --help`.
 """

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.gpu.rows import FUSED, exp2_of, log2_of
+from normalnorm.layers.engines.gpu import FUSED
+from normalnorm.layers.kernels import exp2_of, log2_of
 
 EACH = tl.constexpr(16)  # operations of a thread's value in a round
 

@@ -6,6 +6,7 @@ makes, the bits of the generator in compiled code, and that the measurements of
 import importlib.util
 import json
 import re
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -110,8 +111,9 @@ from benchmarks.gpu import __main__ as gpu
 gpu.PARTS["layers"] = partial(
     gpu.against, gpu.named("eager"), gpu.TINY
 )
-gpu.PARTS["correctness"] = lambda: list(gpu.correctness())[::5]
-gpu.PARTS["table"] = lambda: list(gpu.table())[::3]
+for part, step in (("correctness", 5), ("engine", 3), ("table", 5)):
+    jobs = list(gpu.PARTS[part]())[::step]
+    gpu.PARTS[part] = lambda jobs=jobs: jobs
 gpu.PARTS["habits"] = lambda: [
     job for job in gpu.habits() if job[0].get("by") != "compiled"
 ]
@@ -138,21 +140,25 @@ measure("layers")
 record["rows"] = [row | {"code": "0" * 10} for row in mine] + others
 path.write_text(json.dumps(record))
 measure("layers")
-print(json.dumps([lost, *found]))
+gpu.compared = lambda *calls: dict(gpu.gpu.CHOSEN)
+tuned = [[about, work()] for about, work in gpu.PARTS["tuning"]()]
+named = {name for case in (("layer", False), ("batch", False), ("batch", True))
+         for way in gpu.launches(*case) for name in way} - {"by"}
+print(json.dumps([lost, *found, tuned, sorted(named)]))
 """
 
 
 def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     "Each row is kept, marked, and not made twice; without Triton, left out."
     parts = ["correctness", "ceilings", "layers", "table", "habits"]
-    parts += ["prototypes"] * TRITON
+    parts += ["engine"] * TRITON
     said = python(
         MEASURED, tmp_path, *parts, timeout=600, CUDA_VISIBLE_DEVICES=""
     )
-    lost, late, first, again, other = json.loads(said.splitlines()[-1])
+    lost, late, first, again, other, *told = json.loads(said.splitlines()[-1])
     assert "goes on with correctness" in late[1] and late[2]["rows"] == []
-    status, told, record = first
-    assert status == 0 and "all is there" in told
+    status, line, record = first
+    assert status == 0 and "all is there" in line
     assert record["environment"]["device"] == "cpu, interpreted"
     found = {part: [] for part in parts}
     for row in record["rows"]:
@@ -161,17 +167,21 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     for part, rows in found.items():
         count = record["parts"][part]
         assert count["rows"] == count["of"] == len(rows) > 1
-    for part in {"layers", "prototypes"} & found.keys():
+    for part in {"layers", "engine"} & found.keys():
         assert all("p50" in row for row in found[part])
     checks = found["correctness"]
     if TRITON:
-        assert all(row["holds"] and len(row["errors"]) == 5 for row in checks)
+        assert all(row["holds"] and row["same bits again"] for row in checks)
+        # the averages of a batch norm come fifth
+        assert {len(row["errors"]) for row in checks} == {4, 5}
     else:
         assert all(
             "No module named 'triton'" in row["left out"] for row in checks
         )
     assert all(
-        row["holds"] for part in ("table", "habits") for row in found[part]
+        row.get("holds", not TRITON and row.get("by") == "gpu")
+        for part in ("table", "habits")
+        for row in found[part]
     )
     # what is there stays; a row that is lost is made again
     of = lambda at: [r for r in at[2]["rows"] if r["part"] == "layers"]
@@ -181,6 +191,14 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     # rows of other code are not gone on with
     assert min(row["ms"] for row in of(other)) > 0
     assert len(of(other)) == len(found["layers"])
+    tuned, named = told
+    if TRITON:  # what is tried is what the engine then looks up
+        assert all(
+            chosen and chosen.items() <= of.items() for of, chosen in tuned
+        )
+    engine = Path(normalnorm.__file__).parent / "layers" / "engines" / "gpu.py"
+    asked = re.findall(r'CHOSEN.get\("(\w+)"', engine.read_text("utf-8"))
+    assert named == sorted({*asked})
 
 
 def test_the_target_takes_this_environment():
