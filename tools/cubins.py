@@ -1,5 +1,5 @@
-"""`make cubins`: what the kernels for a GPU are compiled to, which takes no GPU,
-into results/cubins.json.
+"""`make cubins`: what the kernels for a GPU are compiled to, into
+results/cubins.json; it takes no GPU.
 
 The dispatcher runs on tensors without memory, each launch that it would make is
 noted instead, and Triton compiles it for compute capability 8.0 and 9.0. A row:

@@ -181,14 +181,14 @@ def test_units_too_long_for_one_program(name, longest):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_many_programs_of_a_unit(last):
-    "Their parts are merged once for all."
+    "Their parts are merged once for all; the last has fewer tiles, or none."
     layer, x, dy = made(
-        lambda **k: nn.BatchNormalNorm2d(3, **k),
-        (8, 3, 8, 8),
+        lambda **k: nn.BatchNormalNorm2d(4, **k),
+        (8, 4, 8, 8),
         last=last,
         noise=0.4,
     )
-    more = mock.patch.dict(gpu.CHOSEN, programs=24, elements=16, units=4)
+    more = mock.patch.dict(gpu.CHOSEN, programs=20, elements=16, units=4)
     with more, mock.patch.object(gpu, "MANY", 2):
         close(layer, x, dy)
 
