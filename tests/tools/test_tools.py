@@ -781,6 +781,8 @@ def test_what_is_counted():
 
 
 def test_the_code_is_no_heavier():
-    "Whoever needs more takes something out first, or says here why not."
+    """Whoever needs more takes something out first, or says here why not: the
+    last thousand are the kernels for a GPU, less their prototypes.
+    """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 59_000 and total["characters"] <= 3_390_000
+    assert total["statements"] <= 60_000 and total["characters"] <= 3_430_000
