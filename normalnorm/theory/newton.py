@@ -1,5 +1,5 @@
 """Where the likelihood of the power transform has its minimum, estimated from
-six averages of a standardized sample; how far off the estimate can be, when it
+five averages of a standardized sample; how far off the estimate can be, when it
 does harm, and a step that cannot.
 """
 
@@ -264,7 +264,7 @@ def nll_derivatives_at_one(
     """L'(1) and L''(1) of the power transform's likelihood, for `k`
     standardized along `dim`, which is kept with size 1.
 
-    L''(1) ≥ 0.188 unless the sample is constant. Source: six averages,
+    L''(1) ≥ 0.188 unless the sample is constant. Source: five averages,
     Eftekhari & Papyan (2025), Appendix D, simplified to @eq-at-one and
     @eq-curvature.
 
