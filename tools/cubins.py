@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -247,13 +248,18 @@ def main(arguments: list[str] | None = None) -> int:
     with ProcessPoolExecutor(given.jobs) as pool:
         made = pool.map(compiled, *zip(*[job[1:] for job in jobs]))
         rows = [about | row for (about, *_), row in zip(jobs, made)]
-    old = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    old = json.loads(RECORD.read_text())["triton"] if RECORD.exists() else {}
     old[triton.__version__] = rows
-    text = ",\n".join(
+    made = [
         f'"{version}": [\n' + ",\n".join(map(json.dumps, of)) + "\n]"
         for version, of in sorted(old.items())
+    ]
+    RECORD.write_text(
+        f'{{"date": "{time.strftime("%Y-%m-%d")}",\n'
+        f'"torch": "{torch.__version__}",\n'
+        '"triton": {' + ",\n".join(made) + "}}\n",
+        encoding="utf-8",
     )
-    RECORD.write_text("{" + text + "}\n", encoding="utf-8")
     spilled = sum(row["stack"] > 0 for row in rows)
     print(
         f"Triton {triton.__version__}: {len(rows)} kernels compiled, "

@@ -40,7 +40,8 @@ def pins() -> dict[str, str]:
 def development() -> set[str]:
     config = ConfigParser(delimiters=["="])
     config.read(ROOT / "settings.ini", encoding="utf-8")
-    return set(config["DEFAULT"]["dev_requirements"].split())
+    wanted = config["DEFAULT"]["dev_requirements"].split()
+    return {name.split(";")[0] for name in wanted}
 
 
 def test_each_development_requirement_has_a_pin():

@@ -23,7 +23,7 @@ from tools.files import ROOT
 installed("triton")
 from tools import cubins  # noqa: E402
 
-RECORD = json.loads(cubins.RECORD.read_text(encoding="utf-8"))
+RECORD = json.loads(cubins.RECORD.read_text(encoding="utf-8"))["triton"]
 
 
 def test_the_interpreted_kernels_are_the_definition():

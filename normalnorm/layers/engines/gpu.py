@@ -141,7 +141,7 @@ class Launch(NamedTuple):
         >>> launch = Launch(
         ...     1, 8, 64, False, -1, 1, torch.contiguous_format, (8, 1),
         ...     Rule(), None, (-1,), False, False)
-        >>> launch.count
+        >>> launch.elements
         64
         >>> u, w = torch.ones(8, 64), torch.ones(64)
         >>> inputs, results = launch.definition(
@@ -166,7 +166,7 @@ class Launch(NamedTuple):
 
     # ---- what the kernels are compiled for, and where they run
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         "The elements of a unit."
         return self.pieces * self.length
 
@@ -177,7 +177,7 @@ class Launch(NamedTuple):
         """
         rule: Any = self.rule
         return dict(
-            WIDE=self.count * self.units + offset >= 2**31,
+            WIDE=self.elements * self.units + offset >= 2**31,
             TRANSFORM=bool(rule.gaussianizer.names),
             NOISE=1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
             FAST=self.fast,
@@ -269,9 +269,7 @@ class Launch(NamedTuple):
         `problem`, `keep`: as there.
         """
         u, _, _, weight, bias, _, given, running, momentum, seed, *_ = problem
-        offset, statistics = problem.offset, ()
-        if given is not None:
-            statistics = _triple(given)
+        offset, statistics = problem.offset, _triple(given) if given else ()
         check_memory(u, weight, bias, *running, *statistics)
         if self.rule.noise and seed is None:
             seed = draw_seed(u.device)
@@ -300,15 +298,15 @@ class Launch(NamedTuple):
         elif running:
             mean, var, lmbda = numbers[:3]
             used = Statistics(mean, var, (lmbda,) * len(names))
-            values = tracked_statistics(used, self.count, self.rule)
+            values = tracked_statistics(used, self.elements, self.rule)
             update_running(running, values, momentum)
-        out = _as(out, u)
+        results: Any = _as(out, u)
         if problem.wanted:
             found = [t.view(self.shape).clone() for t in numbers[:3]]
-            out = out, *found[: 2 + len(names)]
+            results = results, *found[: 2 + len(names)]
         saved = (u, weight, seed, *(statistics or (numbers,)))
         like = None if bias is None else (bias.shape, bias.dtype)
-        return out, saved if keep else (), (offset, like, kinds(saved))
+        return results, saved if keep else (), (offset, like, kinds(saved))
 
     def _rows_forward(self, tensors, seed, offset: int) -> None:
         how = self._rows(False)
@@ -346,7 +344,7 @@ class Launch(NamedTuple):
                     numbers,
                     self.units,
                     parts,
-                    float(self.count),
+                    float(self.elements),
                     alpha,
                     noise,
                     STAGE=stage,
@@ -371,7 +369,7 @@ class Launch(NamedTuple):
                 self.period,
                 max(self.weights, 1),
                 offset,
-                float(self.count),
+                float(self.elements),
                 eps,
                 alpha,
                 noise,
@@ -480,7 +478,7 @@ class Launch(NamedTuple):
                 self.period,
                 max(self.weights, 1),
                 offset,
-                float(self.count),
+                float(self.elements),
                 *self._settings(),
                 STAGE=stage,
                 GIVEN=self.given,
@@ -511,7 +509,7 @@ class Launch(NamedTuple):
             self.period,
             n,
             offset,
-            float(self.count),
+            float(self.elements),
             *self._settings(),
             STAGE=2,
             GIVEN=False,
