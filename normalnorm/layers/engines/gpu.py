@@ -141,7 +141,7 @@ class Launch(NamedTuple):
         >>> launch = Launch(
         ...     1, 8, 64, False, -1, 1, torch.contiguous_format, (8, 1),
         ...     Rule(), None, (-1,), False, False)
-        >>> launch.elements
+        >>> launch.count
         64
         >>> u, w = torch.ones(8, 64), torch.ones(64)
         >>> inputs, results = launch.definition(
@@ -166,7 +166,7 @@ class Launch(NamedTuple):
 
     # ---- what the kernels are compiled for, and where they run
     @property
-    def elements(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         "The elements of a unit."
         return self.pieces * self.length
 
@@ -177,7 +177,7 @@ class Launch(NamedTuple):
         """
         rule: Any = self.rule
         return dict(
-            WIDE=self.elements * self.units + offset >= 2**31,
+            WIDE=self.count * self.units + offset >= 2**31,
             TRANSFORM=bool(rule.gaussianizer.names),
             NOISE=1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
             FAST=self.fast,
@@ -269,7 +269,9 @@ class Launch(NamedTuple):
         `problem`, `keep`: as there.
         """
         u, _, _, weight, bias, _, given, running, momentum, seed, *_ = problem
-        offset, statistics = problem.offset, _triple(given) if given else ()
+        offset, statistics = problem.offset, ()
+        if given is not None:
+            statistics = _triple(given)  # type: ignore[assignment]
         check_memory(u, weight, bias, *running, *statistics)
         if self.rule.noise and seed is None:
             seed = draw_seed(u.device)
@@ -298,15 +300,15 @@ class Launch(NamedTuple):
         elif running:
             mean, var, lmbda = numbers[:3]
             used = Statistics(mean, var, (lmbda,) * len(names))
-            values = tracked_statistics(used, self.elements, self.rule)
+            values = tracked_statistics(used, self.count, self.rule)
             update_running(running, values, momentum)
-        results: Any = _as(out, u)
+        out = _as(out, u)
         if problem.wanted:
             found = [t.view(self.shape).clone() for t in numbers[:3]]
-            results = results, *found[: 2 + len(names)]
+            out = out, *found[: 2 + len(names)]  # type: ignore[assignment, unused-ignore]
         saved = (u, weight, seed, *(statistics or (numbers,)))
         like = None if bias is None else (bias.shape, bias.dtype)
-        return results, saved if keep else (), (offset, like, kinds(saved))
+        return out, saved if keep else (), (offset, like, kinds(saved))
 
     def _rows_forward(self, tensors, seed, offset: int) -> None:
         how = self._rows(False)
@@ -344,7 +346,7 @@ class Launch(NamedTuple):
                     numbers,
                     self.units,
                     parts,
-                    float(self.elements),
+                    float(self.count),
                     alpha,
                     noise,
                     STAGE=stage,
@@ -369,7 +371,7 @@ class Launch(NamedTuple):
                 self.period,
                 max(self.weights, 1),
                 offset,
-                float(self.elements),
+                float(self.count),
                 eps,
                 alpha,
                 noise,
@@ -478,7 +480,7 @@ class Launch(NamedTuple):
                 self.period,
                 max(self.weights, 1),
                 offset,
-                float(self.elements),
+                float(self.count),
                 *self._settings(),
                 STAGE=stage,
                 GIVEN=self.given,
@@ -509,7 +511,7 @@ class Launch(NamedTuple):
             self.period,
             n,
             offset,
-            float(self.elements),
+            float(self.count),
             *self._settings(),
             STAGE=2,
             GIVEN=False,
