@@ -8,9 +8,7 @@ spills, instructions, and of these special functions, exchanges between threads
 and barriers; the elements of a thread in one tile.
 """
 
-import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -236,16 +234,13 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+def main() -> int:
     jobs = [
         (about, job, capability)
         for about, job in launches(problems())
         for capability in CAPABILITIES
     ]
-    given = parser.parse_args(arguments)
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with ProcessPoolExecutor() as pool:
         made = pool.map(compiled, *zip(*[job[1:] for job in jobs]))
         rows = [about | row for (about, *_), row in zip(jobs, made)]
     old = json.loads(RECORD.read_text())["triton"] if RECORD.exists() else {}
