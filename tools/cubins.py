@@ -130,8 +130,12 @@ def job_of(name: str, function: Any, given: tuple, named: dict) -> Job:
         zip(function.arg_names, function.params)
     ):
         value = values[key]
-        one = type(value) is int and value == 1
-        if parameter.is_constexpr or value is None or one:
+        if (
+            parameter.is_constexpr
+            or value is None
+            or type(value) is int
+            and value == 1
+        ):
             types[key], constants[key] = "constexpr", value
         elif type(value) is float:
             types[key] = "fp32"
@@ -213,7 +217,6 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
         constants.get(key, constants.get(other, 1))
         for key, other in (("R", "T"), ("BLOCK", "K"))
     )
-    threads = 32 * made.metadata.num_warps
     return {
         "kernel": name,
         "stage": constants.get("STAGE"),
@@ -225,7 +228,7 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
         "special": count("MUFU"),
         "exchanges": count("SHFL"),
         "barriers": count("BAR"),
-        "elements": max(rows * columns // threads, 1),
+        "elements": max(rows * columns // (32 * made.metadata.num_warps), 1),
         "constants": {
             k: v
             for k, v in constants.items()
@@ -255,10 +258,9 @@ def main() -> int:
         '"triton": {' + ",\n".join(made) + "}}\n",
         encoding="utf-8",
     )
-    spilled = sum(row["stack"] > 0 for row in rows)
     print(
         f"Triton {triton.__version__}: {len(rows)} kernels compiled, "
-        f"{spilled} of them spill registers"
+        f"{sum(row['stack'] > 0 for row in rows)} of them spill registers"
     )
     return 0
 

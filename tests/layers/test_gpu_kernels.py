@@ -2,8 +2,8 @@
 they are compiled to, and what the engine asks of a device, and when.
 """
 
+import functools
 import json
-import os
 import re
 from unittest import mock
 
@@ -153,8 +153,9 @@ def test_it_is_asked_before_the_compiler():
 @pytest.fixture
 def on_the_cpu():
     "As if the kernels ran on this machine."
-    gpu._trouble.cache_clear()
+    trouble = gpu._trouble.__wrapped__
     with (
+        mock.patch.object(gpu, "_trouble", functools.cache(trouble)),
         mock.patch.object(gpu, "_device_type", lambda: "cpu"),
         mock.patch.object(gpu.ENGINE, "automatic", ("cpu",)),
         mock.patch.object(backends, "_known", {"gpu": gpu.ENGINE}),
@@ -162,7 +163,6 @@ def on_the_cpu():
         mock.patch.object(backends, "_instead", {}),
     ):
         yield Normalization(torch.randn(3, 4), Over(-1))
-    gpu._trouble.cache_clear()
 
 
 def test_without_triton_a_warning_says_so_once(on_the_cpu):
@@ -190,20 +190,7 @@ def test_without_triton_a_warning_says_so_once(on_the_cpu):
         ),
     ],
 )
-def test_machines_that_it_is_not_for(of, words):
-    gpu._trouble.cache_clear()
-    patches = [mock.patch(name, value) for name, value in of.items()]
-    for patch in patches:
-        patch.start()
-    try:
-        assert words in gpu._trouble(torch.device("cuda"))
-    finally:
-        for patch in patches:
-            patch.stop()
-        gpu._trouble.cache_clear()
-
-
-def test_the_interpreter_is_asked_for_by_name():
-    for value, kind in (("1", "cpu"), ("0", "cuda"), ("", "cuda")):
-        with mock.patch.dict(os.environ, TRITON_INTERPRET=value):
-            assert gpu._device_type() == kind
+def test_machines_that_it_is_not_for(of, words, monkeypatch):
+    for name, value in of.items():
+        monkeypatch.setattr(name, value)
+    assert words in gpu._trouble.__wrapped__(torch.device("cuda"))
