@@ -158,7 +158,10 @@ def on_the_cpu():
         mock.patch.object(gpu, "_trouble", functools.cache(trouble)),
         mock.patch.object(gpu, "_device_type", lambda: "cpu"),
         mock.patch.object(gpu.ENGINE, "automatic", ("cpu",)),
-        mock.patch.object(backends, "_known", {"gpu": gpu.ENGINE}),
+        # all are asked for first: they register once, not in this table
+        mock.patch.object(
+            backends, "_known", {"gpu": backends.engines()["gpu"]}
+        ),
         mock.patch.object(backends, "_asked", {}),
         mock.patch.object(backends, "_instead", {}),
     ):
