@@ -159,7 +159,7 @@ def launches(cases) -> Iterator[tuple[dict, Job]]:
             mock.patch.object(gpu, "_device_type", lambda: "meta"),
             mock.patch.object(gpu, "check_memory", lambda *of: None),
             mock.patch.object(gpu, "check_saved", lambda *of: None),
-            mock.patch.object(gpu, "_increment_versions", lambda of: None),
+            mock.patch.object(gpu, "increment_versions", lambda of: None),
             mock.patch.object(
                 gpu, "_multiprocessors", lambda of: MULTIPROCESSORS
             ),

@@ -6,6 +6,7 @@ autograd function, and what an engine must bring.
 
 # %% auto #0
 __all__ = [
+    "increment_versions",
     "Unavailable",
     "Declined",
     "Work",
@@ -22,6 +23,11 @@ __all__ = [
     "Moments",
     "apart",
     "by_definition",
+    "triple",
+    "movable",
+    "lying_as",
+    "kinds",
+    "check_saved",
     "compute",
     "normalize",
     "normality_norm",
@@ -35,7 +41,7 @@ import os
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -460,7 +466,9 @@ class Normalization(NamedTuple):
     - `running`: averages of mean, unbiased variance and parameters, one a unit,
       that move by `momentum`, where the new values are finite;
     - `wanted`: whether the statistics are results too: then these are the
-      output, mean, variance and the parameters.
+      output, mean, variance and the parameters;
+    - `out_dtype`: of the output, where it is not that of `u`, as under
+      autocast.
 
     Example:
 
@@ -487,6 +495,7 @@ class Normalization(NamedTuple):
     seed: Tensor | None = None
     offset: int = 0
     wanted: bool = False
+    out_dtype: torch.dtype | None = None
 
     def inputs(self) -> tuple[Tensor | None, ...]:
         """The tensors that are differentiated, returned as one tuple, each in
@@ -524,7 +533,7 @@ class Normalization(NamedTuple):
 
     def arguments(self) -> tuple:
         "Those of `core.normalize`: all tensors broadcast with `u`."
-        u, unit, rule, weight, bias, axis, given, _, _, seed, offset, _ = self
+        u, unit, rule, weight, bias, axis, given, _, _, seed, offset, *_ = self
         if axis is not None:
             weight, bias = (
                 along_channels(weight, u.ndim),
@@ -538,6 +547,14 @@ class Normalization(NamedTuple):
                 ]
                 given = Statistics(mean, var, tuple(parameters))
         return u, unit, rule, weight, bias, given, seed, offset
+
+    def cast(self) -> "Normalization":
+        """The same with an input that has the dtype of the output already: for
+        who reads and writes one dtype.
+        """
+        if self.out_dtype is None:
+            return self
+        return self._replace(u=self.u.to(self.out_dtype), out_dtype=None)
 
 
 class NormalizationAcross(Normalization):
@@ -622,8 +639,125 @@ def by_definition(
         )
     inputs = apart(u, weight, zero)
     own = problem._replace(u=inputs[0], weight=inputs[1], bias=inputs[2])
-    out, used = core.normalize(*own.arguments())
+    out, used = core.normalize(*own.cast().arguments())
     return inputs, (out, used.mean, used.var, *used.parameters)
+
+
+# ---- what kernels have in common
+def triple(given: Statistics) -> tuple[Tensor | None, ...]:
+    """Given statistics as kernels take them: mean, variance, λ or None.
+
+    Example:
+
+        >>> one = torch.ones(1)
+        >>> triple(Statistics(one, one, ()))[2] is None
+        True
+    """
+    mean, var, parameters = given
+    return mean, var, parameters[0] if parameters else None
+
+
+def movable(running: tuple[Tensor | None, ...]) -> bool:
+    """Whether a kernel can move these averages; it asks for the rest.
+
+    `running`: averages, None for one that is not kept.
+
+    Example:
+
+        >>> movable((torch.ones(3), None)), movable((torch.ones(3).double(),))
+        (True, False)
+    """
+    for average in running:
+        if average is not None and (
+            average.dtype is not torch.float32
+            or average.is_inference()
+            or average.is_neg()
+            or not average.is_contiguous()
+        ):
+            return False
+    return True
+
+
+def lying_as(
+    out: Tensor, u: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A result that lies in memory as `u` does.
+
+    `out`: in the shape of `u`; `dtype`: its own, by default that of `u`.
+
+    Example:
+
+        >>> lying_as(torch.ones(2, 3), torch.ones(3, 2).T).stride()
+        (1, 2)
+    """
+    dtype = dtype or u.dtype
+    if out.dtype == dtype and out.stride() == u.stride():
+        return out
+    like = torch.empty_like(u, dtype=dtype)
+    return out.to(dtype) if like.stride() == out.stride() else like.copy_(out)
+
+
+def _together(increment: Callable) -> Callable:
+    "`increment` if it takes several tensors; it raises where it does not."
+    increment([torch.zeros(()), torch.zeros(())])
+    return increment
+
+
+def _one_by_one(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
+
+
+# releases before 2.6 take one at a time
+increment_versions = bound(
+    "autograd.graph.increment_version", _together, _one_by_one
+)
+
+
+def kinds(tensors: tuple[Tensor | None, ...]) -> tuple:
+    """Shape, dtype and device of each, for `check_saved`.
+
+    `tensors`: what a forward pass saves, None where there is none.
+
+    Example:
+
+        >>> kinds((torch.ones(2, 3), None))
+        ((torch.Size([2, 3]), torch.float32, device(type='cpu')), None)
+    """
+    return tuple(
+        [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+    )
+
+
+def check_saved(
+    tensors: Sequence[Tensor | None], expected: Sequence[tuple | None]
+) -> None:
+    """Raise `RuntimeError` unless the tensors that the forward pass saved come
+    back as what they were, which a saved-tensor hook decides; strides may
+    differ.
+
+    `tensors`: as they come back; `expected`: what `kinds` said of them.
+
+    Example:
+
+        >>> saved = (torch.ones(2, 3),)
+        >>> check_saved(saved, kinds(saved))
+        >>> check_saved((saved[0].double(),), kinds(saved))
+        Traceback (most recent call last):
+        RuntimeError: a tensor saved for the backward pass came back with ...
+    """
+    for x, kind in zip(tensors, expected):
+        if x is not None and (x.shape, x.dtype, x.device) != kind:
+            shape, dtype, device = kind
+            raise RuntimeError(
+                "a tensor saved for the backward pass came "
+                f"back with shape {tuple(x.shape)}, {x.dtype}, "
+                f"on {x.device}; expected {tuple(shape)}, "
+                f"{dtype}, on {device}: the unpack function of "
+                "a saved-tensor hook must return what its pack "
+                "function was given"
+            )
+    check_memory(*tensors)
 
 
 # %% ../../nbs/233_layers.backends.ipynb #c90cf60c
@@ -802,7 +936,7 @@ def normalize(problem: Normalization) -> tuple[Tensor, Statistics | None]:
     found = compute(problem)
     if found is None:
         problem.check()
-        return core.normalize(*problem.arguments())
+        return core.normalize(*problem.cast().arguments())
     if not problem.wanted:
         return found, None
     out, mean, var, *parameters = found

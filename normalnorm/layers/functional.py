@@ -12,7 +12,7 @@ __all__ = [
     "next_weight",
     "tracked_statistics",
     "normalize_and_track",
-    "autocast",
+    "out_dtype",
     "kept",
     "all_averages",
     "batch_normalized",
@@ -234,25 +234,18 @@ def normalize_and_track(
     return out
 
 
-def autocast(input: Tensor) -> Tensor:
-    """The input in float32 under autocast on a CUDA device, as PyTorch's layer
-    and group norms; otherwise `input` itself.
-
-    Returns the shape of `input`.
+def out_dtype(input: Tensor) -> torch.dtype | None:
+    """Of a result: float32 under autocast on a CUDA device, as PyTorch's layer
+    and group norms; otherwise None, for that of `input`.
 
     Example:
 
-        >>> x = torch.ones(2, dtype=torch.float16)
-        >>> autocast(x) is x                            # on a CPU
-        True
+        >>> out_dtype(torch.ones(2, dtype=torch.float16))   # on a CPU
     """
-    if (
-        input.is_cuda
-        and input.dtype in (torch.float16, torch.bfloat16)
-        and torch.is_autocast_enabled("cuda")
-    ):
-        return input.float()
-    return input
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if input.is_cuda and half and torch.is_autocast_enabled("cuda"):
+        return torch.float32
+    return None
 
 
 # %% ../../nbs/235_layers.functional.ipynb #ba721b24
@@ -661,9 +654,10 @@ def layer_normalized(
     check_elementwise(shape, weight, bias)
     dim = tuple(range(-len(shape), 0))
     unit = Over(dim) if centred else Over(dim, ())
-    return normalize(Normalization(autocast(input), unit, rule, weight, bias))[
-        0
-    ]
+    problem = Normalization(
+        input, unit, rule, weight, bias, out_dtype=out_dtype(input)
+    )
+    return normalize(problem)[0]
 
 
 @left_alone
@@ -779,7 +773,7 @@ def group_normalized(
             f"num_groups={num_groups}: choose a divisor of the "
             "number of channels"
         )
-    grouped = autocast(input).reshape(
+    grouped = input.reshape(
         input.shape[0], num_groups, channels // num_groups, *input.shape[2:]
     )
     if input.numel() and input.numel() == input.shape[0] * num_groups:
@@ -795,5 +789,7 @@ def group_normalized(
         for v in (weight, bias)
     )
     unit = Over(tuple(range(2, grouped.ndim)))
-    out, _ = normalize(Normalization(grouped, unit, rule, weight, bias))
-    return out.reshape(input.shape)
+    problem = Normalization(
+        grouped, unit, rule, weight, bias, out_dtype=out_dtype(input)
+    )
+    return normalize(problem)[0].reshape(input.shape)

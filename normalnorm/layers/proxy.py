@@ -27,8 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import near
-from .backends import apart, compute
-from .engines.native import check_saved, kinds
+from .backends import apart, check_saved, compute, kinds
 from .guards import check_memory
 from .engines import native
 

@@ -26,7 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .backends import apart, compute, get_backend
+from normalnorm.layers.backends import (
+    apart,
+    check_saved,
+    compute,
+    get_backend,
+    lying_as,
+)
 from .core import saturating_cast
 from normalnorm.layers.guards import (
     Leaf,
@@ -275,7 +281,7 @@ class _GroupedByKernel(NamedTuple):
         except native.Different:
             native.check_memory(u, *parameters)
             raise
-        return native._as(out, problem.u), (*inputs, kept), None
+        return lying_as(out, problem.u), (*inputs, kept), None
 
     def meanwhile(self, problem):
         inputs = problem.inputs()
@@ -286,7 +292,7 @@ class _GroupedByKernel(NamedTuple):
         try:
             return self._gradients(saved, grads[0], needs)
         except native.Different:
-            native.check_saved(saved, self.expected)
+            check_saved(saved, self.expected)
             native.check_memory(*grads)
             raise
 
@@ -300,10 +306,10 @@ class _GroupedByKernel(NamedTuple):
         self._run(
             1, u, native._ready(grad), out, *parameters, self.nodes, kept, *of
         )
-        return native._as(out, saved[0]), *of
+        return lying_as(out, saved[0]), *of
 
     def definition(self, state, saved):
-        native.check_saved(saved, self.expected)
+        check_saved(saved, self.expected)
         inputs = apart(*saved[:7])
         return inputs, (_grouped(*inputs, *self.settings),)
 

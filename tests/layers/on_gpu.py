@@ -11,6 +11,7 @@ import copy
 import os
 from unittest import mock
 
+import numpy as np
 import torch
 
 CUDA = torch.cuda.is_available()
@@ -25,6 +26,7 @@ from normalnorm.layers import core  # noqa: E402
 from normalnorm.layers.backends import (  # noqa: E402
     Normalization,
     compute,
+    normalize,
     set_backend,
 )
 from normalnorm.layers.core import Rule  # noqa: E402
@@ -39,6 +41,7 @@ LIMITS = {
     torch.float16: (2e-3, 2e-3, 4e-3),
 }
 FLOAT, BFLOAT, HALF = LIMITS
+EXACT = torch.float64
 LAST = torch.channels_last
 SEED = 2**61 + 12345
 
@@ -373,6 +376,108 @@ def test_float16_does_not_overflow():
     layer.weight.data *= 1e6
     y = layer.to(DEVICE)(x.to(DEVICE))
     assert y.isfinite().all() and y.abs().max() == 65504
+
+
+@pytest.mark.parametrize("name", ["layer", "batch"])
+def test_an_output_of_another_dtype(name):
+    "As under autocast: half precision is read, float32 written."
+    _, x, dy = made(*LAYERS[name][:2], dtype=BFLOAT)
+    found = []
+    for device, dtype, to in ((DEVICE, BFLOAT, FLOAT), ("cpu", *[EXACT] * 2)):
+        u = x.to(device, dtype).requires_grad_()
+        seed = torch.tensor(SEED, device=device)
+        problem = Normalization(
+            u, Over(-1 if name == "layer" else (0, 2, 3)), Rule(noise=0.4)
+        )._replace(seed=seed, out_dtype=to)
+        with set_backend("gpu" if to == FLOAT else "eager"):
+            out = normalize(problem)[0]
+        assert out.dtype == to
+        found.append((out, *torch.autograd.grad(out, u, dy.to(out))))
+    for a, e, limit in zip(*found, (4e-6, 9e-3)):
+        assert (a.double().cpu() - e).abs().max() / e.abs().max() < limit
+    assert found[0][1].dtype == BFLOAT
+
+
+@pytest.fixture
+def interpreter():
+    if CUDA:
+        pytest.skip("a GPU has neither its counters nor its errors")
+    return pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder
+
+
+@pytest.mark.parametrize(
+    "name, noise, reads",
+    [
+        ("layer", 0.4, (1, 2)),
+        ("batch", 0.0, (3, 4)),
+        ("batch", 0.4, (5, 4)),
+        ("last", 0.0, (3, 4)),
+        ("last", 0.4, (5, 4)),
+    ],
+)
+def test_passes_over_the_memory(name, noise, reads, interpreter, monkeypatch):
+    "As derived: elements of input and gradient; each result is written once."
+    make, shape, last = LAYERS[name]
+    layer, x, dy = made(make, shape, last=last, noise=noise)
+    at = {"load": [], "store": []}
+    for kind, places in at.items():
+        own = getattr(interpreter, f"create_masked_{kind}")
+
+        def noted(self, to, *rest, own=own, places=places, **named):
+            mask = next(r for r in rest if r.data.dtype == bool)
+            places.append(to.data[mask.data])
+            return own(self, to, *rest, **named)
+
+        monkeypatch.setattr(interpreter, f"create_masked_{kind}", noted)
+    passes = lambda kind, t: (
+        sum(
+            ((t.data_ptr() <= p) & (p < t.data_ptr() + t.nbytes)).sum()
+            for p in at[kind]
+        )
+        / len(x.view(-1) if x.is_contiguous() else x.flatten())
+    )
+    u = x.requires_grad_()
+    y = layer(u)
+    assert (passes("load", u), passes("store", y)) == (reads[0], 1)
+    dy = dy.to(memory_format=LAST) if last else dy
+    (dx,) = torch.autograd.grad(y, u, dy)
+    assert passes("load", u) - reads[0] + passes("load", dy) == reads[1]
+    assert passes("store", dx) == 1
+
+
+@pytest.mark.parametrize("of", ["normal", "lognormal", "rectified"])
+def test_errors_of_the_unit_for_special_functions(of, interpreter, monkeypatch):
+    "PTX's bounds: 2⁻²² for lg2, of the result beyond 2; 2⁻²² of ex2's result."
+    draw = np.random.default_rng(0)
+    error = lambda x: (draw.integers(0, 2, x.shape) * 2 - 1) * 2.0**-22
+    far = {
+        "log2": lambda x: error(x) * np.maximum(np.abs(np.log2(x)), 1),
+        "exp2": lambda x: error(x) * np.exp2(x),
+    }
+    for name, more in far.items():
+        monkeypatch.setattr(
+            interpreter,
+            f"create_{name}",
+            lambda self, t, name=name, more=more: self.unary_op(
+                t, lambda x: (getattr(np, name)(x) + more(x)).astype(x.dtype)
+            ),
+        )
+    torch.manual_seed(0)
+    u = torch.randn(16, 197)
+    u = {"normal": u, "lognormal": u.exp(), "rectified": u.relu()}[of]
+    exact = u.double()
+    leaves = u.requires_grad_(), exact.requires_grad_()
+    g = torch.randn_like(u)
+    outs = (
+        compute(Normalization(u, Over(-1))),
+        core.normalize(exact, Over(-1))[0],
+    )
+    grads = [
+        torch.autograd.grad(o, t, g.to(o))[0] for o, t in zip(outs, leaves)
+    ]
+    for a, e in (outs, grads):
+        apart = (a.double() - e) / e.abs().max()
+        assert apart.abs().max() < 2e-6 and apart.mean().abs() < 1e-7
 
 
 OPERATORS = torch.ops.normalnorm

@@ -121,6 +121,70 @@ def test_a_compiled_model_has_operators_of_it():
     ]
 
 
+# a card that notes what it is to launch
+LAUNCHED = """
+from types import SimpleNamespace
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+found = []
+note = lambda *of: found.append([
+    of[:3], [a if type(a) is not torch.Tensor else a.data_ptr() % 16 for a in of[9:]]
+])
+driver.set_active(SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+    launcher_cls=lambda source, metadata: note,
+    utils=SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+        load_binary=lambda *of: (None, None, 0, 0, 1024),
+        unload_module=lambda module: None,
+    ),
+))
+
+from unittest import mock
+import normalnorm as nn
+from normalnorm.layers.backends import set_backend
+from normalnorm.layers.engines import gpu
+
+def step(layer, x):
+    y = layer(x.requires_grad_())
+    torch.autograd.grad(y, [x, *layer.parameters()], y)
+    told, found[:] = found[:], []
+    return told
+
+by_triton = mock.patch.object(
+    triton.JITFunction, "run", autospec=True,
+    side_effect=triton.JITFunction.run)
+with mock.patch.object(gpu, "_device_type", lambda: "cpu"), set_backend("gpu"):
+    for layer, shape in (
+        (nn.LayerNormalNorm(8, noise=0.4), (6, 8)),
+        (nn.BatchNormalNorm2d(3, noise=0.4, momentum=None), (2, 3, 4, 4)),
+    ):
+        x = torch.randn(shape)
+        with by_triton as run:
+            first, asked = step(layer, x), run.call_count
+            again = step(layer, x)
+            print(len(first), asked, run.call_count - asked, first == again)
+            apart = torch.randn(x.numel() + 1)[1:].view(shape)
+            other = step(layer, apart)
+            print(run.call_count > asked, other != first)
+"""
+
+
+def test_a_launch_is_prepared_once():
+    "The second time Triton is not asked, and gets the same arguments."
+    said = python(LAUNCHED, timeout=300, CUDA_VISIBLE_DEVICES="")
+    assert said.splitlines() == [
+        "2 2 0 True",
+        "True True",
+        "7 7 0 True",
+        "True True",
+    ]
+
+
 def test_large_tensors_have_wide_addresses():
     wide = {}
     for rows in (2**19 - 1, 2**19):

@@ -317,7 +317,7 @@ def test_bfloat16_is_read_where_it_lies(monkeypatch, where, noise, given):
             saved = (
                 x,
                 weight,
-                *(native._triple(statistics) if given else (numbers,)),
+                *(native.triple(statistics) if given else (numbers,)),
             )
             results.append([out, *native.backward(call, g, saved, seed=3)])
     (out, of_u, *ours), (wide, wide_of_u, *theirs) = results

@@ -118,7 +118,7 @@ class Fused(NamedTuple):
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
-        u, weight, bias = problem.inputs()
+        u, weight, bias = problem.cast().inputs()
         seed, dim, rule = problem.seed, self.dim, self.rule
         if rule.noise and seed is None:
             seed = draw_seed(u.device)

@@ -14,15 +14,17 @@ __all__ = [
     "FUSED",
     "CHOSEN",
     "ENGINE",
+    "Step",
     "Launch",
     "prepare",
 ]
 
 # %% ../../../nbs/287_layers.engines.gpu.ipynb #b4a59a61
+import dataclasses
 import functools
 import importlib
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,22 +34,19 @@ from normalnorm.layers.backends import (
     Normalization,
     Unavailable,
     by_definition,
+    check_saved,
+    increment_versions,
+    kinds,
+    lying_as,
+    movable,
     register,
+    triple,
 )
 from ..core import Rule, Statistics
 from ..functional import tracked_statistics, update_running
 from ..guards import check_memory
 from . import operators
-from normalnorm.layers.engines.native import (
-    _as,
-    _channels_last,
-    _increment_versions,
-    _movable,
-    _triple,
-    check_saved,
-    kinds,
-    traversal,
-)
+from .native import admitted, channels_last, traversal
 from ..noise import NOISES, draw_seed
 from ...theory.gradient import Identity, Power
 from ...theory.newton import Over, number
@@ -124,7 +123,52 @@ def _parts(n: int, size: int) -> int:
 
 
 # %% ../../../nbs/287_layers.engines.gpu.ipynb #acc772ad
-class Launch(NamedTuple):
+class Step:
+    """A launch of a kernel but for its tensors: its name, the grid, the numbers
+    behind the tensors, and what it is compiled for.
+
+    From a call's arguments Triton finds, at each call, what it has compiled for
+    such. Here that is kept, by dtype and alignment of the tensors.
+
+    Example:
+
+        >>> step = Step("settle", (2,), (8, 3, 32.0, 1.0, 0.4), {"STAGE": 1})
+        >>> step.name, step.made
+        ('settle', {})
+    """
+
+    def __init__(self, name: str, grid: tuple, numbers: tuple, how: dict):
+        self.name, self.grid, self.numbers, self.how = name, grid, numbers, how
+        self.made: dict[tuple, Any] = {}
+
+    def __call__(self, *tensors: Tensor | float | None) -> None:
+        """Launch it.
+
+        `tensors`: as the kernel takes them, None for one that there is not.
+        """
+        like = tuple(
+            [
+                (t.dtype, t.data_ptr() % 16 == 0)
+                if isinstance(t, Tensor)
+                else t is None
+                for t in tensors
+            ]
+        )
+        made = self.made.get(like)
+        if made is not None:
+            launch, constants = made
+            launch(*tensors, *self.numbers, *constants)
+            return
+        kernel = getattr(_kernels(), self.name)
+        made = kernel[self.grid](*tensors, *self.numbers, **self.how)
+        if made is not None:  # the interpreter compiles nothing
+            of = kernel.arg_names[len(tensors) + len(self.numbers) :]
+            constants = tuple([self.how[name] for name in of])
+            self.made[like] = made[(*self.grid, 1, 1)[:3]], constants
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launch:
     """How the kernels visit inputs of one shape, dtype and layout. It is a
     `Work`.
 
@@ -133,14 +177,14 @@ class Launch(NamedTuple):
     other, as channels last. `weights`: −1 for one an element of a unit, 0 for
     none, 1 for one a unit, n for one for each of n parts of it; they begin anew
     after `period` units. `layout`: in which the input is read; `shape`: of the
-    statistics; `rule`, `axis`, `dim`, `given`: of the problem; `fast`: for half
-    precision.
+    statistics; `rule`, `axis`, `dim`, `given`: of the problem; `dtype`: of the
+    output.
 
     Example:
 
         >>> launch = Launch(
         ...     1, 8, 64, False, -1, 1, torch.contiguous_format, (8, 1),
-        ...     Rule(), None, (-1,), False, False)
+        ...     Rule(), None, (-1,), False, torch.float32)
         >>> launch.count
         64
         >>> u, w = torch.ones(8, 64), torch.ones(64)
@@ -162,13 +206,54 @@ class Launch(NamedTuple):
     axis: int | None
     dim: tuple[int, ...]
     given: bool
-    fast: bool
+    dtype: torch.dtype
+    # which launches make a pass, for each offset of the noise and device
+    passes: dict[tuple, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     # ---- what the kernels are compiled for, and where they run
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         "The elements of a unit."
         return self.pieces * self.length
+
+    def _pass(self, find, by_rows: bool, offset: int, device: torch.device):
+        """What a pass launches, found once.
+
+        `find`: the method that finds it, with the arguments behind it.
+        """
+        key = find.__name__, by_rows, offset, device, *CHOSEN.items()
+        if key not in self.passes:
+            self.passes[key] = find(by_rows, offset, device)
+        return self.passes[key]
+
+    def _step(
+        self, name: str, grid: tuple, offset: int, *parts: int, **how
+    ) -> Step:
+        """A launch of a kernel.
+
+        `parts`: how many programs share a unit, in stages; `how`: what is
+        known when the kernel is compiled.
+        """
+        numbers = (
+            *(self.pieces,) * len(parts),
+            self.units,
+            self.length,
+            *parts,
+            self.period,
+            max(self.weights, 1),
+            offset,
+            *(float(self.count),) * len(parts),
+            *self._settings(),
+        )
+        return Step(name, grid, numbers, how | self._constants(offset))
+
+    def _settings(self) -> tuple[float, float, float]:
+        "ε, α and the factor of the noise."
+        rule: Any = self.rule
+        alpha = getattr(rule.gaussianizer, "alpha", 0.0)
+        return rule.eps, float(alpha), rule.noise
 
     def _constants(self, offset: int) -> dict[str, Any]:
         """What all of them have in common.
@@ -180,16 +265,10 @@ class Launch(NamedTuple):
             WIDE=self.count * self.units + offset >= 2**31,
             TRANSFORM=bool(rule.gaussianizer.names),
             NOISE=1 + NOISES.index(rule.noise_kind) if rule.noise else 0,
-            FAST=self.fast,
+            FAST=self.dtype != torch.float32,
             QUADS=self.length % 4 == 0 and offset % 4 == 0,
             **FUSED,
         )
-
-    def _settings(self) -> tuple[float, float, float]:
-        "ε, α and the factor of the noise."
-        rule: Any = self.rule
-        alpha = getattr(rule.gaussianizer, "alpha", 0.0)
-        return rule.eps, float(alpha), rule.noise
 
     def _by_rows(self, longest: int) -> bool:
         """Whether one program holds a unit.
@@ -229,7 +308,7 @@ class Launch(NamedTuple):
         p, c, n = self.pieces, self.units, self.length
         size = CHOSEN.get("elements", 1024)
         if self.last:
-            k = CHOSEN.get("units", 64 if self.fast else 32)
+            k = CHOSEN.get("units", 32 if self.dtype == torch.float32 else 64)
             k, split = min(_power_of_two(c), k), 4 if noisy and not n % 4 else 1
             t = size // k * split
             even = p * n % t == 0 and c % k == 0
@@ -263,6 +342,35 @@ class Launch(NamedTuple):
         return x.detach().resolve_neg().contiguous(memory_format=self.layout)
 
     # ---- forward
+    def _forward_steps(self, by_rows, offset, device):
+        """The launches of a forward pass, and in how many parts a unit is
+        summed up.
+        """
+        if by_rows:
+            how = self._rows(False)
+            grid = (_parts(self.units, how["R"]),)
+            return [self._step("rows_forward", grid, offset, **how)], 0
+        constants = self._constants(offset)
+        kind, transform = constants["NOISE"], constants["TRANSFORM"]
+        plain, grid = self._tile(False, device)
+        last = self._tile(kind > 0, device)
+        parts, steps = grid[1], []
+        settled = parts > MANY and not self.given
+        needed = [0, *[1] * transform, *[2, 3] * (kind == 1), 4]
+        for stage in needed[-1:] if self.given else needed:
+            if settled and stage:
+                _, alpha, noise = self._settings()
+                numbers = self.units, parts, float(self.count), alpha, noise
+                how = dict(STAGE=stage, TRANSFORM=transform, NOISE=kind)
+                how |= dict(K=4, CHUNK=512, num_warps=4, **FUSED)
+                grid_of = (_parts(self.units, 4),)
+                steps.append(Step("settle", grid_of, numbers, how))
+            how, of_stage = last if stage == 4 else (plain, grid)
+            how = how | dict(STAGE=stage, SETTLED=settled, GIVEN=self.given)
+            name = "staged_forward"
+            steps.append(self._step(name, of_stage, offset, parts, **how))
+        return steps, parts
+
     def forward(self, problem: Normalization, keep: bool) -> tuple:
         """The results, what is saved and the state, as `Work.forward`.
 
@@ -271,15 +379,15 @@ class Launch(NamedTuple):
         u, _, _, weight, bias, _, given, running, momentum, seed, *_ = problem
         offset, statistics = problem.offset, ()
         if given is not None:
-            statistics = _triple(given)  # type: ignore[assignment]
+            statistics = triple(given)  # type: ignore[assignment]
         check_memory(u, weight, bias, *running, *statistics)
         if self.rule.noise and seed is None:
             seed = draw_seed(u.device)
         elif seed is not None:
             seed = seed.to(u.device, torch.int64)
-        x, numbers = self._dense(u), None
-        out = torch.empty_like(x)
-        follow = running if _movable(running) else ()
+        x, numbers, partial = self._dense(u), None, None
+        out = torch.empty_like(x, dtype=self.dtype)
+        follow = running if movable(running) else ()
         by_rows = self._by_rows(FORWARD) and not follow
         if not self.given and (
             keep or problem.wanted or running or not by_rows
@@ -287,22 +395,37 @@ class Launch(NamedTuple):
             numbers = x.new_empty((9, self.units), dtype=torch.float32)
         if type(momentum) not in (float, Tensor):
             momentum = number("momentum", momentum)
-        tensors = x, out, weight, bias, numbers
+        steps, parts = self._pass(
+            self._forward_steps, by_rows, offset, x.device
+        )
+        tensors: tuple = (x, out, weight, bias, numbers)
+        if by_rows:
+            tensors += (seed,)
+        else:
+            if not self.given:
+                size = 10 * parts * self.units
+                partial = x.new_empty(size, dtype=torch.float32)
+            averages = (*(statistics or follow), None, None, None)[:3]
+            moved = (
+                (momentum, 0.0)
+                if isinstance(momentum, Tensor)
+                else (None, momentum)
+            )
+            tensors += (partial, seed, *averages, *moved)
         with torch.cuda.device_of(x):
-            if by_rows:
-                self._rows_forward(tensors, seed, offset)
-            else:
-                averages = (*(statistics or follow), None, None, None)[:3]
-                self._staged_forward(tensors, seed, offset, averages, momentum)
+            for step in steps:
+                step(
+                    *((partial, numbers) if step.name == "settle" else tensors)
+                )
         names = self.rule.gaussianizer.names
         if follow:
-            _increment_versions([r for r in follow if r is not None])
+            increment_versions([r for r in follow if r is not None])
         elif running:
             mean, var, lmbda = numbers[:3]
             used = Statistics(mean, var, (lmbda,) * len(names))
             values = tracked_statistics(used, self.count, self.rule)
             update_running(running, values, momentum)
-        out = _as(out, u)
+        out = lying_as(out, u, self.dtype)
         if problem.wanted:
             found = [t.view(self.shape).clone() for t in numbers[:3]]
             out = out, *found[: 2 + len(names)]  # type: ignore[assignment, unused-ignore]
@@ -310,87 +433,53 @@ class Launch(NamedTuple):
         like = None if bias is None else (bias.shape, bias.dtype)
         return out, saved if keep else (), (offset, like, kinds(saved))
 
-    def _rows_forward(self, tensors, seed, offset: int) -> None:
-        how = self._rows(False)
-        _kernels().rows_forward[(_parts(self.units, how["R"]),)](
-            *tensors,
-            seed,
-            self.units,
-            self.length,
-            self.period,
-            max(self.weights, 1),
-            offset,
-            *self._settings(),
-            **how,
-            **self._constants(offset),
-        )
-
-    def _staged_forward(self, tensors, seed, offset, averages, momentum):
-        x, *_, numbers = tensors
-        constants = self._constants(offset)
-        kind, transform = constants["NOISE"], constants["TRANSFORM"]
-        plain, grid = self._tile(False, x.device)
-        last = self._tile(kind > 0, x.device)
-        parts, partial, of_momentum = grid[1], None, None
-        if not self.given:
-            partial = x.new_empty(10 * parts * self.units, dtype=torch.float32)
-        settled = parts > MANY and not self.given
-        if isinstance(momentum, Tensor):
-            momentum, of_momentum = 0.0, momentum
-        eps, alpha, noise = self._settings()
-        needed = [0, *[1] * transform, *[2, 3] * (kind == 1), 4]
-        for stage in needed[-1:] if self.given else needed:
-            if settled and stage:
-                _kernels().settle[(_parts(self.units, 4),)](
-                    partial,
-                    numbers,
-                    self.units,
-                    parts,
-                    float(self.count),
-                    alpha,
-                    noise,
-                    STAGE=stage,
-                    TRANSFORM=transform,
-                    NOISE=kind,
-                    K=4,
-                    CHUNK=512,
-                    num_warps=4,
-                    **FUSED,
-                )
-            how, of_stage = last if stage == 4 else (plain, grid)
-            _kernels().staged_forward[of_stage](
-                *tensors,
-                partial,
-                seed,
-                *averages,
-                of_momentum,
-                self.pieces,
-                self.units,
-                self.length,
-                parts,
-                self.period,
-                max(self.weights, 1),
-                offset,
-                float(self.count),
-                eps,
-                alpha,
-                noise,
-                momentum,
-                STAGE=stage,
-                SETTLED=settled,
-                GIVEN=self.given,
-                **how,
-                **constants,
-            )
-
     # ---- backward
+    def _backward_steps(self, by_rows, offset, device):
+        """The launches of a backward pass. With each the shape of the sums that
+        it leaves, and whether the next one takes them; without a shape, whether
+        those that are there are to be merged first.
+        """
+        steps, kind = [], self._constants(offset)["NOISE"]
+        name = "staged_backward"
+        if by_rows:
+            how = self._rows(True)
+            programs = _parts(self.units, how["R"])
+            each = CHOSEN.get("programs", 2 if self.length > 1024 else 8)
+            programs = min(each * _multiprocessors(device), programs)
+            shapes = {-1: (2, programs, self.length), 1: (2, self.units)}
+            step = self._step("rows_backward", (programs,), offset, **how)
+            steps.append((step, shapes.get(self.weights), False))
+        else:
+            for stage in (3,) if self.given else (0, 1):
+                noisy = kind > 0 and (stage != 1 or kind == 3)
+                how, grid = self._tile(noisy, device)
+                how |= dict(STAGE=stage, GIVEN=self.given)
+                if stage != 1:
+                    parts, rows = grid[1], 7 if stage == 0 else 2
+                    shape, more = (rows, parts, self.units), stage == 0
+                else:
+                    shape, more = None, parts > MANY
+                    parts = 1 if more else parts
+                step = self._step(name, grid, offset, parts, **how)
+                steps.append((step, shape, more))
+        if self.weights > 1:  # the last sums are those of parts of a unit
+            n = self.weights
+            part = dataclasses.replace(
+                self, units=self.units * n, length=self.length // n
+            )
+            how, grid = part._tile(True, device)
+            how |= dict(STAGE=2, GIVEN=False)
+            step = part._step(name, grid, offset, grid[1], **how)
+            steps.append((step, (2, grid[1], part.units), False))
+        return steps
+
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any([g is not None for g in grads[1:]]):
             return None
         offset, bias, expected = state
         check_saved(saved, expected)
         u, weight, seed, *numbers = saved
-        x, dy = self._dense(u), self._dense(grads[0].to(u.dtype))
+        x, dy = self._dense(u), self._dense(grads[0].to(self.dtype))
         dx, sums = torch.empty_like(x), None
         of = [
             like if need else None
@@ -399,126 +488,29 @@ class Launch(NamedTuple):
                 (weight is not None and (weight.shape, weight.dtype), bias),
             )
         ]
-        wanted = any(of)
+        wanted, by_rows = any(of), self._by_rows(BACKWARD)
+        kept, given = numbers[0], (None,) * 3
+        if self.given:
+            kept, given = None, (*numbers, None)[:3]
+        tensors = x, dy, dx, weight, kept
+        steps = self._pass(self._backward_steps, by_rows, offset, x.device)
         with torch.cuda.device_of(x):
-            if self._by_rows(BACKWARD):
-                sums = self._rows_backward(
-                    (x, dy, dx, weight, numbers[0]), seed, offset, wanted
-                )
-            else:
-                sums = self._staged_backward(
-                    (x, dy, dx, weight), numbers, seed, offset, wanted
-                )
-            if wanted and self.weights > 1:
-                sums = self._sums_of_parts(
-                    (x, dy, dx, weight, numbers[0]), seed, offset
-                )
+            for step, shape, more in steps:
+                if shape is None:
+                    sums = sums.sum(1, keepdim=True) if more else sums
+                elif wanted or more:
+                    sums = x.new_empty(shape, dtype=torch.float32)
+                elif step.how.get("STAGE") == 2:
+                    break
+                rows = step.name == "rows_backward"
+                step(*tensors, sums, seed, *(() if rows else given))
         if wanted:
             count = next(like[0].numel() for like in of if like)
-            sums = sums.reshape(2, -1, count).sum(1)
-        return _as(dx, u), *[
+            sums = sums[-2:].reshape(2, -1, count).sum(1)
+        return lying_as(dx, u), *[
             like and sums[i].view(like[0]).to(like[1])
             for i, like in enumerate(of)
         ]
-
-    def _rows_backward(self, tensors, seed, offset, wanted) -> Tensor | None:
-        x = tensors[0]
-        how = self._rows(True)
-        each = CHOSEN.get("programs", 2 if self.length > 1024 else 8)
-        programs = min(
-            each * _multiprocessors(x.device), _parts(self.units, how["R"])
-        )
-        sums, sizes = None, {-1: (programs, self.length), 1: (self.units,)}
-        if wanted and self.weights in sizes:
-            sums = x.new_empty((2, *sizes[self.weights]), dtype=torch.float32)
-        _kernels().rows_backward[(programs,)](
-            *tensors,
-            seed,
-            sums,
-            self.units,
-            self.length,
-            self.period,
-            max(self.weights, 1),
-            offset,
-            *self._settings(),
-            **how,
-            **self._constants(offset),
-        )
-        return sums
-
-    def _staged_backward(
-        self, tensors, numbers, seed, offset, wanted
-    ) -> Tensor | None:
-        x = tensors[0]
-        constants = self._constants(offset)
-        stages = (3,) if self.given else (0, 1)
-        partial = parts = None
-        for stage in stages:
-            noisy = constants["NOISE"] > 0 and (
-                stage != 1 or constants["NOISE"] == 3
-            )
-            how, grid = self._tile(noisy, x.device)
-            if stage != 1:
-                parts = grid[1]
-                rows = 7 if stage == 0 else 2
-                if stage == 0 or wanted:
-                    partial = x.new_empty(
-                        (rows, parts, self.units), dtype=torch.float32
-                    )
-            elif parts > MANY:
-                partial, parts = partial.sum(1, keepdim=True), 1
-            _kernels().staged_backward[grid](
-                *tensors,
-                None if self.given else numbers[0],
-                partial,
-                seed,
-                *((*numbers, None)[:3] if self.given else (None,) * 3),
-                self.pieces,
-                self.units,
-                self.length,
-                parts,
-                self.period,
-                max(self.weights, 1),
-                offset,
-                float(self.count),
-                *self._settings(),
-                STAGE=stage,
-                GIVEN=self.given,
-                **how,
-                **constants,
-            )
-        return None if partial is None else partial[-2:]
-
-    def _sums_of_parts(self, tensors, seed, offset) -> Tensor:
-        "Of the gradients of weight and bias, one of each for a part of a unit."
-        x, n = tensors[0], self.weights
-        parts = self._replace(
-            units=self.units * n, length=self.length // n, weights=1
-        )
-        how, grid = parts._tile(True, x.device)
-        sums = x.new_empty((2, grid[1], parts.units), dtype=torch.float32)
-        _kernels().staged_backward[grid](
-            *tensors,
-            sums,
-            seed,
-            None,
-            None,
-            None,
-            1,
-            parts.units,
-            parts.length,
-            grid[1],
-            self.period,
-            n,
-            offset,
-            float(self.count),
-            *self._settings(),
-            STAGE=2,
-            GIVEN=False,
-            **how,
-            **parts._constants(offset),
-        )
-        return sums
 
     def definition(self, state, saved):
         (offset, bias, expected), given = state, None
@@ -536,6 +528,7 @@ class Launch(NamedTuple):
             statistics=given,
             seed=seed,
             offset=offset,
+            out_dtype=self.dtype,
         )
         return by_definition(problem, bias)
 
@@ -553,35 +546,22 @@ def _prepared(
     axis: int | None,
     last: torch.memory_format | None,
     given: tuple | None,
+    out_dtype: torch.dtype,
     *parameters: tuple | None,
 ) -> Launch | None:
     shape, dtype, device = u
-    ndim, transform = len(shape), rule.gaussianizer.reduced()
     others = [k for k in (*parameters, *(given or ())) if k is not None]
+    shapes = {k[0] for k in others}
+    known = admitted(shape, rule, axis, shapes, given is not None)
     if (
-        not shape
-        or 0 in shape
-        or dtype not in DTYPES
-        or type(transform) not in (Power, Identity)
-        or type(transform) is Power
-        and (transform.steps > 1 or transform.safeguard)
+        known is None
+        or not {dtype, out_dtype} <= set(DTYPES)
         or not all(k[1] in DTYPES and k[2] == device for k in others)
     ):
         return None
-    shapes = {k[0] for k in others}
-    per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
-    if axis == 1 and shapes:
-        if shapes != {shape[1:2]}:
-            return None
-        shapes = {per_channel}
-    dims = {d % ndim for d in dim}
-    if given is not None:
-        if rule.noise or ndim < 2 or shapes != {per_channel}:
-            return None
-        dims = {0, *range(2, ndim)}
-    if len(shapes) > 1:
-        return None
-    found = traversal(shape, tuple(dims), *(shapes or {None}), last is not None)
+    transform, affine = known
+    dims = {d % len(shape) for d in dim}
+    found = traversal(shape, tuple(dims), affine, last is not None)
     if found is None:
         return None
     names = () if given is None or given[2] is None else ("lambda",)
@@ -604,7 +584,7 @@ def _prepared(
         axis,
         dim,
         given is not None,
-        dtype != torch.float32,
+        out_dtype,
     )
 
 
@@ -630,8 +610,9 @@ def prepare(problem: Normalization) -> Launch | None:
         dim,
         rule,
         axis,
-        None if u.is_contiguous() else _channels_last(u, dim),
-        None if given is None else tuple(map(_kind, _triple(given))),
+        None if u.is_contiguous() else channels_last(u, dim),
+        None if given is None else tuple(map(_kind, triple(given))),
+        problem.out_dtype or u.dtype,
         _kind(weight),
         _kind(bias),
     )

@@ -22,9 +22,9 @@ __all__ = [
     "bounds",
     "traversal",
     "Call",
+    "admitted",
+    "channels_last",
     "prepare",
-    "kinds",
-    "check_saved",
     "restored",
     "forward",
     "numbers_of",
@@ -42,14 +42,14 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import core, guards
+from .. import core
 from normalnorm.layers.backends import (
     Declined,
     Engine,
@@ -58,7 +58,12 @@ from normalnorm.layers.backends import (
     NormalizationAcross,
     Unavailable,
     by_definition,
+    check_saved,
+    increment_versions,
+    lying_as,
+    movable,
     register,
+    triple,
 )
 from ..core import Rule, Statistics, saturating_cast
 from . import compiler
@@ -586,20 +591,8 @@ class Call(NamedTuple):
 
         `problem`, `keep`: as there.
         """
-        (
-            u,
-            _,
-            _,
-            weight,
-            bias,
-            _,
-            given,
-            running,
-            momentum,
-            seed,
-            offset,
-            wanted,
-        ) = problem
+        u, _, _, weight, bias, _, given, *rest = problem
+        running, momentum, seed, offset, wanted, _ = rest
         drawn, momentum = self.varying(u, seed, momentum)
         out, numbers = forward(
             self,
@@ -621,7 +614,7 @@ class Call(NamedTuple):
             if not keep
             else (u, weight, numbers)
             if given is None
-            else (u, weight, *_triple(given))
+            else (u, weight, *triple(given))
         )
         return out, saved, (drawn, offset)
 
@@ -638,7 +631,7 @@ class Call(NamedTuple):
         out, used = core.normalize(*problem.arguments())
         state = drawn, problem.offset
         if given is not None:
-            return out, (u, weight, *_triple(given)), state
+            return out, (u, weight, *triple(given)), state
         numbers = numbers_of(used, self.kept)
         if running:
             count = u.numel() // self.traversal.units
@@ -710,10 +703,12 @@ class Call(NamedTuple):
         `running`: the averages.
         """
         if running:
-            _increment_versions(
+            increment_versions(
                 [average for average in running if average is not None]
             )
-        return out if values is u else _as(saturating_cast(out, u.dtype), u)
+        return (
+            out if values is u else lying_as(saturating_cast(out, u.dtype), u)
+        )
 
     def with_statistics(self, out, numbers):
         """Behind the output mean, variance and, with a transform, λ̂.
@@ -723,12 +718,6 @@ class Call(NamedTuple):
         return out, *statistics_of(self, numbers)[
             : 2 + len(self.rule.gaussianizer.reduced().names)
         ]
-
-
-def _triple(given: Statistics) -> tuple[Tensor | None, ...]:
-    "As the kernel takes them: mean, variance, λ or None."
-    mean, var, parameters = given
-    return mean, var, parameters[0] if parameters else None
 
 
 _LETTERS = {"address": "P", "int64": "q", "uint64": "Q", "double": "d"}
@@ -788,23 +777,6 @@ _empty_like, _get_num_threads, _FLOAT = (
 )
 
 
-def _together(increment: Callable) -> Callable:
-    "`increment` if it takes several tensors; it raises where it does not."
-    increment([torch.zeros(()), torch.zeros(())])
-    return increment
-
-
-def _one_by_one(tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        torch.autograd.graph.increment_version(tensor)
-
-
-# releases before 2.6 take one at a time
-_increment_versions = guards.bound(
-    "autograd.graph.increment_version", _together, _one_by_one
-)
-
-
 def _kind(x: Tensor | None) -> tuple | None:
     return (
         None
@@ -813,11 +785,62 @@ def _kind(x: Tensor | None) -> tuple | None:
     )
 
 
-def _channels_last(
+def admitted(
+    shape: tuple[int, ...],
+    rule: Rule,
+    axis: int | None,
+    shapes: set[tuple[int, ...]],
+    given: bool,
+) -> tuple[Any, tuple[int, ...] | None] | None:
+    """The transform of a problem that the kernels have, and the one shape that
+    its parameters have beside the input, None without parameters; None for
+    another problem.
+
+    `shape`: of the input; `axis`: as of `Normalization`; `shapes`: of weight,
+    bias and given statistics; `given`: whether there are these.
+
+    Example:
+
+        >>> admitted((2, 3, 4), Rule(), 1, {(3,)}, False)[1]
+        (1, 3, 1)
+        >>> admitted((2, 3, 4), Rule(gaussianizer=Power(steps=2)), 1, set(),
+        ...          False) is None
+        True
+    """
+    # what does the same as one of these two is computed as it
+    transform: Any = rule.gaussianizer.reduced()
+    per_channel = (1, *shape[1:2], *(1,) * (len(shape) - 2))
+    if axis == 1 and shapes == {shape[1:2]}:
+        shapes = {per_channel}
+    elif axis == 1 and shapes:
+        return None
+    if (
+        not shape
+        or 0 in shape
+        or type(transform) not in (Power, Identity)
+        or type(transform) is Power
+        and (transform.steps > 1 or transform.safeguard)
+        or given
+        and (rule.noise or len(shape) < 2 or shapes != {per_channel})
+        or len(shapes) > 1
+    ):
+        return None
+    return transform, *(shapes or {None})
+
+
+def channels_last(
     u: Tensor, dim: tuple[int, ...]
 ) -> torch.memory_format | None:
-    """The memory format of a tensor with channels last, if the kernel reads it
-    so for units over `dim`.
+    """The memory format of a tensor with channels last, if a kernel reads it so
+    for units over `dim`; else None.
+
+    `u`: the tensor.
+
+    Example:
+
+        >>> u = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        >>> channels_last(u, (0, 2, 3)), channels_last(u, (2, 3))
+        (torch.channels_last, None)
     """
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(u.ndim)
     return (
@@ -849,36 +872,15 @@ def _prepared(
             if kind is not None
         ],
     )
-    # what does the same as one of these two is computed as it
-    transform: Any = rule.gaussianizer.reduced()
-    if (
-        not shape
-        or 0 in shape
-        or type(transform) not in (Power, Identity)
-        or type(transform) is Power
-        and (transform.steps > 1 or transform.safeguard)
-        or not all(dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds)
+    shapes = {tuple(kind[0]) for kind in kinds[1:]}
+    known = admitted(shape, rule, axis, shapes, statistics is not None)
+    if known is None or not all(
+        dtype in _DTYPES and is_cpu for _, dtype, is_cpu, _ in kinds
     ):
         return None
-    rule = rule.check()
-    per_channel = (1, *shape[1:2], *(1,) * (ndim - 2))
-    shapes = {
-        tuple(kind[0])
-        for kind in (weight, bias, *(statistics or ()))
-        if kind is not None
-    }
-    if axis == 1 and shapes:
-        if shapes != {tuple(shape[1:2])}:
-            return None
-        shapes = {per_channel}
+    (transform, affine), rule = known, rule.check()
     if statistics is None:
-        found = (
-            traversal(shape, dim, *(shapes or {None}), last is not None)
-            if len(shapes) < 2
-            else None
-        )
-    elif rule.noise or ndim < 2 or shapes != {per_channel}:
-        found = None
+        found = traversal(shape, dim, affine, last is not None)
     elif last is not None or math.prod(shape[2:]) == 1:
         found = Traversal(
             math.prod(shape) // shape[1],
@@ -996,7 +998,7 @@ def prepare(
     if statistics is not None:
         dim, given = (
             (0, *range(2, u.ndim)),
-            tuple(map(_kind, _triple(statistics))),
+            tuple(map(_kind, triple(statistics))),
         )
     return _prepared(
         kind,
@@ -1006,54 +1008,8 @@ def prepare(
         rule,
         axis,
         given,
-        None if kind[3] else _channels_last(u, dim),
+        None if kind[3] else channels_last(u, dim),
     )
-
-
-def kinds(tensors: tuple[Tensor | None, ...]) -> tuple:
-    """Shape, dtype and device of each, for `check_saved`.
-
-    `tensors`: what a forward pass saves, None where there is none.
-
-    Example:
-
-        >>> kinds((torch.ones(2, 3), None))
-        ((torch.Size([2, 3]), torch.float32, device(type='cpu')), None)
-    """
-    return tuple(
-        [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
-    )
-
-
-def check_saved(
-    tensors: Sequence[Tensor | None], expected: Sequence[tuple | None]
-) -> None:
-    """Raise `RuntimeError` unless the tensors that the forward pass saved come
-    back as what they were, which a saved-tensor hook decides; strides may
-    differ.
-
-    `tensors`: as they come back; `expected`: what `kinds` said of them.
-
-    Example:
-
-        >>> saved = (torch.ones(2, 3),)
-        >>> check_saved(saved, kinds(saved))
-        >>> check_saved((saved[0].double(),), kinds(saved))
-        Traceback (most recent call last):
-        RuntimeError: a tensor saved for the backward pass came back with ...
-    """
-    for x, kind in zip(tensors, expected):
-        if x is not None and (x.shape, x.dtype, x.device) != kind:
-            shape, dtype, device = kind
-            raise RuntimeError(
-                "a tensor saved for the backward pass came "
-                f"back with shape {tuple(x.shape)}, {x.dtype}, "
-                f"on {x.device}; expected {tuple(shape)}, "
-                f"{dtype}, on {device}: the unpack function of "
-                "a saved-tensor hook must return what its pack "
-                "function was given"
-            )
-    check_memory(*tensors)
 
 
 def _ready(
@@ -1073,14 +1029,6 @@ def _ready(
         return x  # its memory is measured with its address
     check_memory(x)
     return x.detach().resolve_neg().to(dtype).contiguous(memory_format=layout)
-
-
-def _as(out: Tensor, u: Tensor) -> Tensor:
-    "In the dtype of `u`, and lying in memory as `u` does."
-    if out.dtype == u.dtype and out.stride() == u.stride():
-        return out
-    like = torch.empty_like(u)
-    return out.to(u.dtype) if like.stride() == out.stride() else like.copy_(out)
 
 
 def restored(call: Call, *saved: Tensor | None) -> list[Tensor | None]:
@@ -1209,7 +1157,7 @@ def forward(
         >>> out.round(decimals=3)
         tensor([[-1.,  1.]])
     """
-    values, given = u, _triple(statistics) if call.given else ()
+    values, given = u, triple(statistics) if call.given else ()
     if not call.ready:
         values, weight, bias, given = (
             _ready(u, call.layout, call.dtype),
@@ -1391,7 +1339,7 @@ def backward(
         None if t is None else t.to(like[1])
         for t, like in zip(of, (call.saved[1], call.bias))
     ]
-    return _as(out, saved[0]), typed[0], typed[1]
+    return lying_as(out, saved[0]), typed[0], typed[1]
 
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000a
@@ -1485,20 +1433,8 @@ class Staged(NamedTuple):
 
     def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
-        (
-            u,
-            _,
-            rule,
-            weight,
-            bias,
-            _,
-            _,
-            running,
-            momentum,
-            seed,
-            offset,
-            wanted,
-        ) = problem
+        u, _, rule, weight, bias, _, _, *rest = problem
+        running, momentum, seed, offset, wanted, _ = rest
         call, unit = self.call, self.across
         units, shape = call.traversal.units, call.shape
         drawn, momentum = call.varying(
@@ -1586,7 +1522,7 @@ class Staged(NamedTuple):
             ).view(rows, -1)
             out = _empty_like(values)
             stage(_GRADIENT, out, None, None)
-            of_u = _as(out, saved[0])
+            of_u = lying_as(out, saved[0])
         return of_u, *[
             None if t is None else t.to(like[1])
             for t, like in zip(of, (call.saved[1], call.bias))
@@ -1694,22 +1630,9 @@ def _waited_for(call: Call | None) -> Call | None:
 
 
 # %% ../../../nbs/282_layers.engines.native.ipynb #5ee5000d
-def _movable(running: tuple[Tensor | None, ...]) -> bool:
-    "Averages that the kernel can move; it asks for the rest."
-    for average in running:
-        if average is not None and (
-            average.dtype is not torch.float32
-            or average.is_inference()
-            or average.is_neg()
-            or not average.is_contiguous()
-        ):
-            return False
-    return True
-
-
 def _offer(problem: Normalization) -> Call | Meanwhile | None:
-    u, unit, rule, weight, bias, axis, given, running, *_ = problem
-    if not _movable(running):  # before a seed is drawn
+    u, unit, rule, weight, bias, axis, given, running, *_, cast = problem
+    if cast or not movable(running):  # before a seed is drawn
         return None
     call = prepare(u, unit.dim, weight, bias, rule, axis, given)
     if call is not None and _is_awaited:
@@ -1727,7 +1650,7 @@ def _offer_across(problem: NormalizationAcross) -> Staged | None:
     if (
         not _by_channel(u, unit.dim)
         or unit.count > LARGEST
-        or not _movable(running)
+        or not movable(running)
     ):
         return None
     call = _waited_for(prepare(u, unit.dim, weight, bias, rule, axis))
