@@ -532,6 +532,15 @@ def rows_backward(
         h, k, v, up, move, y = slopes(
             c, g, numbers, eps, alpha, TRANSFORM, False, FAST
         )
+        if SUMS is not None:
+            if NOISE:
+                y = noisy(y, z, scale[:, None], noise, NOISE)
+            if WEIGHTS == 1:
+                both = tl.sum(grad * y, 1), tl.sum(grad, 1)
+                keep(SUMS + rows, M, ok, both)
+            else:
+                of_w += tl.sum(grad * y, 0)
+                of_b += tl.sum(grad, 0)
         if TRANSFORM:
             move = tl.where(inside, move, 0.0)  # 1 where k is 0
             v1, v2, u1, m1, m2 = sums5(v, v * h, up, move, move * k)
@@ -547,15 +556,6 @@ def rows_backward(
                 - h * (tl.sum(v * h, 1) * n)[:, None]
             ) * rate[:, None]
         tl.store(DX + at, out.to(DX.dtype.element_ty), mask=inside)
-        if SUMS is not None:
-            if NOISE:
-                y = noisy(y, z, scale[:, None], noise, NOISE)
-            if WEIGHTS == 1:
-                both = tl.sum(grad * y, 1), tl.sum(grad, 1)
-                keep(SUMS + rows, M, ok, both)
-            else:
-                of_w += tl.sum(grad * y, 0)
-                of_b += tl.sum(grad, 0)
     if SUMS is not None and WEIGHTS == -1:
         cols = tl.arange(0, BLOCK)
         at = SUMS + tl.program_id(0).to(tl.int64) * N + cols

@@ -306,7 +306,8 @@ class Launch:
         `noisy`: whether noise is drawn; `device`: of the input.
         """
         p, c, n = self.pieces, self.units, self.length
-        size = CHOSEN.get("elements", 1024)
+        # noise of four rows at a time: they fill the registers
+        size = CHOSEN.get("elements", 512 if self.last and noisy else 1024)
         if self.last:
             k = CHOSEN.get("units", 32 if self.dtype == torch.float32 else 64)
             k, split = min(_power_of_two(c), k), 4 if noisy and not n % 4 else 1
