@@ -891,7 +891,7 @@ def stated(name: Recipe | str, scale: str) -> str:
         for metric, bound in recipe.negligible.items()
     ]
     lines.append(f"tuned on: {recipe.tuned_on or 'not said'}")
-    if scale in recipe.tuning:
+    if recipe.grid and scale in recipe.tuning:
         points = len(recipe.settings(scale, next(iter(recipe.grid))))
         lines[-1] += (
             f", by the seeds {_seeds(recipe.tuning[scale])}, with each of "

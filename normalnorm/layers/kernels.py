@@ -469,6 +469,27 @@ def rows_forward(
 
 
 @triton.jit
+def read_rows(
+    X,
+    DY,
+    NUM,
+    tile,
+    M,
+    N,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    "Inputs, gradients and kept numbers of the rows of a tile, if it is there."
+    rows, ok, at, inside = of_rows(tile, M, N, R, BLOCK, EVEN, WIDE)
+    inside = inside & ok[:, None]  # even tiles have no mask
+    x = tl.load(X + at, mask=inside, other=0.0)
+    grad = tl.load(DY + at, mask=inside, other=0.0)
+    return x, grad, kept(NUM + rows, M, ok, KEPT)
+
+
+@triton.jit
 def rows_backward(
     X,
     DY,
@@ -501,13 +522,18 @@ def rows_backward(
         N = tl.multiple_of(N, 4)
     n = 1.0 / N
     of_w, of_b = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
+    first, step = tl.program_id(0), tl.num_programs(0)
+    if BLOCK > 1024:
+        ahead = read_rows(X, DY, NUM, first, M, N, R, BLOCK, EVEN, WIDE)
+    for tile in range(first, tl.cdiv(M, R), step):
         rows, ok, at, inside = of_rows(tile, M, N, R, BLOCK, EVEN, WIDE)
-        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-        mean, var, lam, ratio, second, mean_d, slope, scale = kept(
-            NUM + rows, M, ok, KEPT
-        )
+        if BLOCK > 1024:  # while a row is worked on, the next is on its way
+            own, to = ahead, tile + step
+            ahead = read_rows(X, DY, NUM, to, M, N, R, BLOCK, EVEN, WIDE)
+        else:
+            own = read_rows(X, DY, NUM, tile, M, N, R, BLOCK, EVEN, WIDE)
+        x, grad = own[0].to(tl.float32), own[1].to(tl.float32)
+        mean, var, lam, ratio, second, mean_d, slope, scale = own[2]
         numbers = (
             mean[:, None],
             var[:, None],

@@ -219,6 +219,7 @@ def test_fresh_seeds_choose_nothing(tmp_path, listed):
     status, _, said = printed("rerun", *command, "--fresh")
     assert status == 2 and "known, scale smoke, has chosen no settings" in said
     assert printed("run", *command)[0] == 0
+    assert printed("rerun", *command, "--fresh", "--dry-run")[0] == 0
     status, said, _ = printed("rerun", *command, "--fresh")
     assert status == 0 and "known, scale smoke: 1 of 1 held" in said
     again = results.settled(recipe, "smoke", tmp_path)

@@ -104,6 +104,12 @@ def close(layer, x, dy, again=False):
 LAYERS = {
     "layer": (lambda **k: nn.LayerNormalNorm(197, **k), (3, 5, 197), False),
     "layer, even": (lambda **k: nn.LayerNormalNorm(64, **k), (9, 64), False),
+    "layer, long": (
+        lambda **k: nn.LayerNormalNorm(1500, **k),
+        (5, 1500),
+        False,
+    ),
+    "long, even": (lambda **k: nn.LayerNormalNorm(2048, **k), (5, 2048), False),
     "three of a row": (lambda **k: nn.LayerNormalNorm(3, **k), (5, 3), False),
     "batch": (lambda **k: nn.BatchNormalNorm2d(6, **k), (3, 6, 4, 4), False),
     "batch, 7": (lambda **k: nn.BatchNormalNorm2d(5, **k), (8, 5, 7, 7), False),
