@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from normalnorm.layers import backends
+from normalnorm.layers import backends, functional
 from normalnorm.layers.backends import Normalization, Unavailable
 from normalnorm.layers.core import Rule
 from normalnorm.layers.engines import gpu, operators
@@ -183,6 +183,24 @@ def test_a_launch_is_prepared_once():
         "7 7 0 True",
         "True True",
     ]
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm"])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_dtypes_under_autocast_are_pytorch_s(name, enabled):
+    "Without a device: PyTorch asks autocast for tensors without memory, too."
+    theirs = getattr(torch.nn.functional, name)
+    ours = getattr(functional, name.replace("_norm", "_normal_norm"))
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", enabled)
+    try:
+        with FakeTensorMode(), backends.set_backend("eager"):
+            u = torch.empty(4, 6, 6, device="cuda", dtype=torch.float16)
+            of = (6,) if name == "layer_norm" else 3
+            found, wanted = ours(u, of).dtype, theirs(u, of).dtype
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    assert found == wanted == (torch.float32 if enabled else torch.float16)
 
 
 def test_large_tensors_have_wide_addresses():
