@@ -225,6 +225,8 @@ class Launch:
         """
         key = find.__name__, by_rows, offset, device, *CHOSEN.items()
         if key not in self.passes:
+            if len(self.passes) > 64:  # as many offsets
+                self.passes.clear()
             self.passes[key] = find(by_rows, offset, device)
         return self.passes[key]
 
