@@ -228,6 +228,8 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
         "special": count("MUFU"),
         "exchanges": count("SHFL"),
         "barriers": count("BAR"),
+        "fused": count("FFMA"),
+        "wide": sum(".128" in line for line in found),
         "elements": max(rows * columns // (32 * made.metadata.num_warps), 1),
         "constants": {
             k: v

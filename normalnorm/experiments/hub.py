@@ -493,7 +493,7 @@ def _checked(
         raise DataError(
             f"{name}, {source}: {len(found)} examples, expected "
             f"{entry.examples[source]}: files are missing or of "
-            f"another version. {_cure(name)}. With partial=True a "
+            f"another version. {_cure(name)}. In Python, with partial=True a "
             "part is accepted, for a first try"
         )
     labels = np.asarray(found.with_format("numpy", columns=[label])[:][label])
