@@ -4,8 +4,9 @@ results/cubins.json; it takes no GPU.
 The dispatcher runs on tensors without memory, each launch that it would make is
 noted instead, and Triton compiles it for compute capability 8.0 and 9.0. A row:
 the kernel and what it was compiled for, registers of a thread, bytes that it
-spills, instructions, and of these special functions, exchanges between threads
-and barriers; the elements of a thread in one tile.
+spills, instructions, those of the largest loop (all, where there is none), and
+of all special functions, exchanges between threads, barriers, fused products
+and accesses of 16 bytes; the elements of a thread in one tile.
 """
 
 import json
@@ -204,11 +205,20 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
                 ("nvdisasm", "-c"),
             )
         )
-    found = re.findall(
-        r"^\s+(?:/\*[0-9a-f]+\*/\s+)?(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)",
+    found, loops, places = [], [0], {}
+    for label, operation, rest in re.findall(
+        r"^(\.L_x_\d+):|"
+        r"^\s+(?:/\*[0-9a-f]+\*/\s+)?(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)(.*)",
         code,
         re.M,
-    )
+    ):
+        if label:
+            places[label] = len(found)
+            continue
+        found.append(operation)
+        to = re.search(r"\.L_x_\d+", rest)
+        if operation.startswith("BRA") and to:
+            loops.append(len(found) - places.get(to[0], len(found)))
     count = lambda *of: sum(line.startswith(of) for line in found)
     registers, stack = map(
         int, re.search(r"REG:(\d+) STACK:(\d+)", used).groups()
@@ -225,11 +235,15 @@ def compiled(job: Job, capability: int) -> dict[str, Any]:
         "stack": stack,
         "shared": made.metadata.shared,
         "instructions": len(found),
+        # the last instruction jumps to itself
+        "loop": max(loops) if max(loops) > 1 else len(found),
         "special": count("MUFU"),
         "exchanges": count("SHFL"),
         "barriers": count("BAR"),
         "fused": count("FFMA"),
-        "wide": sum(".128" in line for line in found),
+        "wide": sum(
+            one.startswith(("LDG", "STG")) and ".128" in one for one in found
+        ),
         "elements": max(rows * columns // (32 * made.metadata.num_warps), 1),
         "constants": {
             k: v
