@@ -131,7 +131,7 @@ class DynamicErf(DynamicTanh):
     """Derf: an error function with a factor and a shift that are learnt, in the
     place of a layer norm over the last axes. No statistics.
 
-    y = γ·erf(α·u + s) + β
+    y = γ·erf(α·u + b) + β
 
     `normalized_shape`, `initial_alpha`, `elementwise_affine`, `device`,
     `dtype`, `bias`, errors and shapes as for `DynamicTanh`; s, the parameter

@@ -38,9 +38,9 @@ def next_norm(
     weight_decay: float = 0.0,
 ) -> Tensor:
     """The length of scale-invariant weights after one step of gradient descent:
-    √((1−ηλ)²‖w‖² + η²g²/‖w‖²).
+    √((1−ηλ)²‖w‖² + η²G²/‖w‖²).
 
-    `norm`: ‖w‖ > 0; `gradient`: g, the length of the gradient at ‖w‖ = 1. They
+    `norm`: ‖w‖ > 0; `gradient`: G, the length of the gradient at ‖w‖ = 1. They
     broadcast, and the result has their shape; numbers give float64.
 
     Source: @eq-norm-decay.
@@ -63,7 +63,7 @@ def equilibrium_norm(
     gradient: Tensor | float, lr: float, weight_decay: float
 ) -> Tensor:
     """The length that scale-invariant weights keep under gradient descent with
-    weight decay: (ηg²/(λ(2−ηλ)))^¼.
+    weight decay: (ηG²/(λ(2−ηλ)))^¼.
 
     `gradient`: as for `next_norm`. Raises `ValueError` unless 0 < ηλ < 2: else
     nothing is kept.
