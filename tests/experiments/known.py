@@ -36,10 +36,11 @@ def known_recipe(run=known_numbers, **more):
 
 
 def environment(**more):
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         **more,
     }
@@ -57,6 +58,11 @@ def python(*arguments, cwd=None):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def missing(text, *parts):
+    "Those that the text does not hold."
+    return [part for part in parts if part not in text]
 
 
 def printed(*arguments):

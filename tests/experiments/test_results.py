@@ -37,6 +37,7 @@ from tests.experiments.known import (
     best_at_two_first,
     known_numbers,
     known_recipe,
+    missing,
     printed,
     python,
 )
@@ -49,10 +50,9 @@ def test_rows_are_read_without_their_recipe(tmp_path):
     with pytest.raises(ResultsError, match="normalnorm run known --scale"):
         results.by_arm("known", "smoke", tmp_path)
     results.run_recipe(known_recipe(), "smoke", [3, 0, 1], out=tmp_path)
-    found = results.by_arm("known", "smoke", tmp_path)
     assert {
         arm: [(row["seed"], row["metrics"]["score"]) for row in rows]
-        for arm, rows in found.items()
+        for arm, rows in results.by_arm("known", "smoke", tmp_path).items()
     } == {arm: [(k, of[k]) for k in (0, 1, 3)] for arm, of in KNOWN.items()}
     min(tmp_path.rglob("*.json")).write_text("{")
     with pytest.raises(ResultsError, match="it is no JSON"):
@@ -72,15 +72,15 @@ def test_what_a_report_says_beside_its_numbers(tmp_path):
     "Means, errors, intervals and p values: the chapter."
     results.run_recipe(known_recipe(), "smoke", out=tmp_path)
     text = told(known_recipe(), tmp_path)
-    for part in (
+    assert not missing(
+        text,
         "Scale smoke: digits data, 8 runs, seeds 0–3",
         "No arm was tuned",
         # all differences positive: 2 of 16 choices of signs
         "| 0.125 |",
         # every seed is shown
         *(" | ".join(f"{v:.2f}" for v in of) for of in KNOWN.values()),
-    ):
-        assert part in text, part
+    )
     assert "Scale book" not in text
     tuned = "The rates are those of pilot runs"
     said = told(known_recipe(tuned=tuned), tmp_path)
@@ -102,7 +102,8 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
         next(tmp_path.rglob(f"{arm}-seed{seed}-*.json")).unlink()
     text = told(recipe, tmp_path)
     d = np.subtract(known["b"], known["a"])[1:]
-    for part in (
+    assert not missing(
+        text,
         "one seed only, so no standard error and no line in the table: c ",
         "seeds 0–3 (a); 1–3 (b)",
         "| score | seed 0 | seed 1 | seed 2 | seed 3 |",
@@ -110,16 +111,16 @@ def test_arms_with_different_seeds_are_paired_by_those_that_both_have(tmp_path):
         f"| a | 4 | {mean_and_error(known['a'])} |",
         f"| b | 3 | {mean_and_error(known['b'][1:])} |",
         f"| b − a | score | 3 | {mean_and_error(d, '+')} |",
-    ):
-        assert part in text, part
+    )
     assert "c − a" not in text
-    rows = results.rows(recipe, "smoke", tmp_path)
     asked = tables.effects(recipe, "smoke", tmp_path)
     assert (
         asked.values(("a", "b"), "score").tolist()
         == d.tolist()
         == [-v for v in asked.values(("b", "a"), "score")]
-        == contrast(rows, {"b": 1, "a": -1}, "score").tolist()
+        == contrast(
+            results.rows(recipe, "smoke", tmp_path), {"b": 1, "a": -1}, "score"
+        ).tolist()
     )
 
 
@@ -141,30 +142,24 @@ def test_a_printed_table_is_the_callers_own():
 
 
 def test_a_printed_number_without_an_error_has_none():
-    script = tables.printed_table("eftekhari2025", "single numbers")[
+    ((mean, error),) = tables.printed_table("eftekhari2025", "single numbers")[
         "reviewer's script"
-    ]
-    ((mean, error),) = script["BN"]
+    ]["BN"]
     assert mean == 90.25 and np.isnan(error)
 
 
 def test_the_device_that_the_environment_names(tmp_path, monkeypatch):
     "One that is not there is refused; a stand-in for one that is."
-    seen = []
-
-    def run(config, device, **_):
-        seen.append(device)
-        return {"metrics": {"score": 1.0}}
-
+    run = Mock(return_value={"metrics": {"score": 1.0}})
     monkeypatch.setenv("NORMALNORM_DEVICE", "cuda:7")
     recipe, given = known_recipe(run), {"seeds": 2, "out": tmp_path}
     with pytest.raises(ValueError, match="DEVICE: the device 'cuda:7' cannot"):
         results.run_recipe(recipe, "smoke", **given)
-    assert seen == list(tmp_path.iterdir()) == []
+    assert run.mock_calls == list(tmp_path.iterdir()) == []
     monkeypatch.setattr(torch, "ones", Mock())
     monkeypatch.setattr(torch.cuda, "get_device_name", "a GPU, {}".format)
     found = results.run_recipe(recipe, "smoke", **given)
-    assert seen == ["cuda:7"] * 4
+    assert [call.kwargs["device"] for call in run.mock_calls] == ["cuda:7"] * 4
     assert "On a GPU, cuda:7 (" in tables.caption(recipe, "smoke", found)
 
 
@@ -182,14 +177,8 @@ def test_one_seed_makes_no_table(tmp_path):
 
 
 def test_failed_runs_leave_nothing_and_are_made_by_the_next_command(tmp_path):
-    done = []
-
-    def run(config, seed, arm, **_):
-        if len(done) == 3:
-            raise RuntimeError("power cut")
-        done.append(seed)
-        return {"metrics": {"score": 0.0}}
-
+    outcome, cut = {"metrics": {"score": 0.0}}, RuntimeError("power cut")
+    run = Mock(side_effect=[outcome, outcome, outcome, cut])
     with pytest.raises(RuntimeError, match="power cut"):
         results.run_recipe(known_recipe(run), "smoke", out=tmp_path)
     assert len(list(tmp_path.rglob("*.json"))) == 3
@@ -199,8 +188,13 @@ def test_failed_runs_leave_nothing_and_are_made_by_the_next_command(tmp_path):
 
 def test_rows_of_other_configurations_leave_the_table(tmp_path):
     results.run_recipe(known_recipe(), "smoke", out=tmp_path)
-    configs = {arm: {"data": "digits", "arm": arm, "lr": 1} for arm in KNOWN}
-    changed = known_recipe(scales={"smoke": configs})
+    changed = known_recipe(
+        scales={
+            "smoke": {
+                arm: {"data": "digits", "arm": arm, "lr": 1} for arm in KNOWN
+            }
+        }
+    )
     for files in (8, 0):  # by themselves, packed
         assert results.rows(changed, "smoke", tmp_path) == []
         assert "8 rows of other configurations are left out" in tables.report(
@@ -215,8 +209,11 @@ def _edited(signed=False, **fields):
     """
 
     def edit(text):
-        row = json.loads(text) | fields
-        row = {name: value for name, value in row.items() if value is not ...}
+        row = {
+            name: value
+            for name, value in (json.loads(text) | fields).items()
+            if value is not ...
+        }
         if signed:
             row["digest"] = results.digest(row)
         return json.dumps(row)
@@ -341,12 +338,11 @@ def test_unusable_rows_are_said_and_hide_no_others(case, known):
     assert str(file) in str(error.value)
     assert len(str(error.value)) < 600
     assert [*map(str, tables.problems(known))] == [str(error.value)]
-    arms = "known/a", "known/b"
     for text, left in (
         (tables.listing(known), "7 of 8"),
         (tables.report("known", known), "| a   | 3     |"),
         (tables.forecast("known", "smoke", out=known), "8 runs, 7 finished"),
-        (tables.compare(*arms, "smoke", known), "seeds 1–3"),
+        (tables.compare("known/a", "known/b", "smoke", known), "seeds 1–3"),
     ):
         assert "1 file is not counted" in text
         assert text.count(str(file)) == 1
@@ -381,9 +377,8 @@ def test_no_turned_bit_of_a_row_changes_what_is_read(known):
 
 def test_what_was_added_to_rows_afterwards_is_said(known):
     text = tables.report("known", known)
-    later = {"processor": "not recorded"}
     for file in sorted(known.rglob("*.json"))[:3]:
-        _remake(file, processor=None, afterwards=later)
+        _remake(file, processor=None, afterwards={"processor": "not recorded"})
     said = tables.report("known", known)
     line = (
         "scale smoke: not written with the runs: processor (not "
@@ -397,9 +392,15 @@ def test_what_was_added_to_rows_afterwards_is_said(known):
 
 def _drawing(run=known_numbers, **more):
     "Each seed draws its own 50 digits, and the arms of a seed the same."
-    config = {"data": "digits", "images": 50, **more}
-    scales = {"smoke": {arm: config for arm in KNOWN}}
-    return known_recipe(run, scales=scales, seeds={"smoke": 3})
+    return known_recipe(
+        run,
+        scales={
+            "smoke": {
+                arm: {"data": "digits", "images": 50, **more} for arm in KNOWN
+            }
+        },
+        seeds={"smoke": 3},
+    )
 
 
 def test_a_row_names_the_examples_that_were_drawn(tmp_path):
@@ -409,7 +410,6 @@ def test_a_row_names_the_examples_that_were_drawn(tmp_path):
     recipe = _drawing(draw=True)
     found = results.run_recipe(recipe, "smoke", out=tmp_path)
     assert len({row["drawn_hash"] for row in found}) == 3
-    file = min(tmp_path.rglob("*.json"))
     for drawn, words in (
         (None, "`drawn_hash` is None, and by its configuration it draws"),
         (
@@ -417,7 +417,7 @@ def test_a_row_names_the_examples_that_were_drawn(tmp_path):
             "have the seed 0 and drew different(.|\n)*no pair: delete the",
         ),
     ):
-        _remake(file, drawn_hash=drawn)
+        _remake(min(tmp_path.rglob("*.json")), drawn_hash=drawn)
         with pytest.raises(ResultsError, match=words):
             results.rows(recipe, "smoke", tmp_path, any_code=True)
 
@@ -426,8 +426,10 @@ def test_a_recipe_that_draws_of_its_own_says_what(tmp_path):
     'Without a "draw" in the configuration, so in no identity either.'
 
     def run(config, seed, arm, **_):
-        drawn = results.drawn_hash(config | {"draw": True}, seed)
-        return {"metrics": {"score": 1.0}, "drawn_hash": drawn}
+        return {
+            "metrics": {"score": 1.0},
+            "drawn_hash": results.drawn_hash(config | {"draw": True}, seed),
+        }
 
     ours, told = (
         results.run_recipe(recipe, "smoke", out=tmp_path / str(number))
@@ -465,8 +467,8 @@ def test_all_bad_rows_are_named_at_once_and_a_copy_counts_once(known):
     b.write_text("{")
     with pytest.raises(ResultsError) as error:
         results.rows("known", "smoke", known)
-    for said in (copy, b, f"belongs in a file called {a.name}"):
-        assert str(said) in str(error.value)
+    said = str(copy), str(b), f"belongs in a file called {a.name}"
+    assert not missing(str(error.value), *said)
     assert "2 files are not counted" in tables.report("known", known)
     assert "7 of 8" in tables.listing(known)
     assert len(results.rows("known", "smoke", known, usable_only=True)) == 7
@@ -502,8 +504,9 @@ def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
     for name, content in {**sources, "py.typed": "no source"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    file = tmp_path / "experiments/results.py"
-    monkeypatch.setattr(results, "__file__", str(file))
+    monkeypatch.setattr(
+        results, "__file__", str(tmp_path / "experiments/results.py")
+    )
     anew = results.source_hash.__wrapped__
     assert anew() == by_hand.hexdigest()[:12]
     (tmp_path / "layers/b.cpp").write_text("3")
@@ -540,9 +543,8 @@ print(json.dumps([[s["backend"] for s in seen], seen[-2]["kernel"],
                   native.available(), seen[-1]["instructions"],
                   seen[-1]["processor"], seen[-1]["source"]]))
 """
-    done = python("-c", program)
     backends, kernel, native, instructions, processor, source = json.loads(
-        done.stdout
+        python("-c", program).stdout
     )
     assert (
         backends[:5] == [None, None, None, "eager", "compiled"]
@@ -604,19 +606,21 @@ def test_rows_of_different_code_make_no_table_unless_asked(
     ):
         with pytest.raises(ResultsError, match="different code") as error:
             use()
-        for said in (
+        assert not missing(
+            str(error.value),
             f"{_called(*ours)}: 4 rows",
             f"{_called(*others)}: 4 rows",
             "any_code=True",
-        ):
-            assert said in str(error.value)
+        )
     assert re.search(
         r"a-seed0-\w+\.json(.|\n)*another folder", str(error.value)
     )
     assert len(results.rows("known", "smoke", tmp_path, any_code=True)) == 8
     assert "8 of 8" in tables.listing(tmp_path)
-    mixed = tables.report("known", tmp_path, any_code=True)
-    assert f"rows of 2 codes in one table: {_called(*ours)} (4); " in mixed
+    assert (
+        f"rows of 2 codes in one table: {_called(*ours)} (4); "
+        in tables.report("known", tmp_path, any_code=True)
+    )
     assert "seeds 0–3" in tables.compare(*arms, any_code=True)
 
 
@@ -660,8 +664,10 @@ def test_rows_are_found_when_they_are_packed(known):
     assert tables.report("known", known) == told
     for path, content in files.items():
         assert results.recorded(path) and results.read_row(path) == before[path]
-        line = json.loads(results.packed(path.parent)[path.name])
-        assert line["sha256"] == hashlib.sha256(content).hexdigest()
+        assert (
+            json.loads(results.packed(path.parent)[path.name])["sha256"]
+            == hashlib.sha256(content).hexdigest()
+        )
     results.run_recipe(known_recipe(), "smoke", out=known)
     assert not any(path.exists() for path in files)
     packed = min(files).with_name(results.PACKED)
@@ -695,6 +701,7 @@ def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
     """
     # rows come by recipe: not the whole set again for each seed
     monkeypatch.setattr(data, "dataset", functools.lru_cache(2)(data.dataset))
+    data_hash = functools.lru_cache(data.data_hash)
     count, committed = Counter(), {}
     for file in sorted((ROOT / "results").rglob(results.PACKED)):
         *_, recipe, scale = file.parent.parts
@@ -705,12 +712,12 @@ def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
     for path, row in committed.items():
         name = row["config"]["data"]
         draws = "draw" in row["config"] or row["recipe"] == "proxy-norm"
-        assert row["data_hash"] == (data.data_hash(name) if name else "")
+        assert row["data_hash"] == (data_hash(name) if name else "")
         assert draws == (row["drawn_hash"] is not None), path
         if draws:
             count[row["recipe"]] += 1
-            drawn = _drawn(name, row["config"]["images"], row["seed"])
-            assert row["drawn_hash"] == drawn, path
+            drawn = {"first": row["config"]["images"], "draw": row["seed"]}
+            assert row["drawn_hash"] == data_hash(name, **drawn), path
     assert count == {
         "transform-given-noise": 96,
         "transform-given-noise-500": 48 + 8,
@@ -728,21 +735,23 @@ def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
     }
 
 
-@functools.lru_cache
-def _drawn(name, images, seed):
-    return data.data_hash(name, first=images, draw=seed)
-
-
 def _tuned(grid):
     "Arm b is better in validation at x = 2, and in test at x = 3."
 
     def run(config, seed, arm, **_):
-        judged = {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]] + seed % 2
-        score = float(config["x"] * 10 + seed)
-        return {"metrics": {"score": score, "validation_last": judged}}
+        return {
+            "metrics": {
+                "score": float(config["x"] * 10 + seed),
+                "validation_last": {1: 0.0, 2: 5.0, 3: 1.0}[config["x"]]
+                + seed % 2,
+            }
+        }
 
-    scales = {"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}}
-    return known_recipe(run, scales=scales, grid=grid)
+    return known_recipe(
+        run,
+        scales={"smoke": {arm: {"data": "digits", "x": 1} for arm in "ab"}},
+        grid=grid,
+    )
 
 
 test_what_is_unknown_or_makes_no_experiment_is_refused = refusals(
@@ -798,8 +807,9 @@ def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
     """
     results.run_recipe(_tuned({}), "smoke", seeds=2, out=tmp_path)
     recipe = _tuned({arm: {"x": (1, 2)} for arm in "ab"})
-    states = [job.state for job in results.plan(recipe, "smoke", 2, tmp_path)]
-    assert states.count("finished") == 4
+    assert [
+        job.state for job in results.plan(recipe, "smoke", 2, tmp_path)
+    ].count("finished") == 4
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
     settings = [
         [
@@ -817,21 +827,23 @@ def test_how_settings_were_chosen_is_said(tmp_path):
     recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
     text = told(recipe, tmp_path)
-    for part in (
+    assert not missing(
+        text,
         "over the same grid",
         '{"x": [1, 2, 3]}',
         'a: {"x": 2}',
         "| 20.50 ±",
-    ):
-        assert part in text, part
+    )
     assert "left out" not in text
     results.run_recipe(recipe, "smoke", seeds=[5], arms=["a"], out=tmp_path)
     # of arm b no seed has finished all settings
     for file in tmp_path.rglob("b-seed*.json"):
         if results.read_row(file)["config"]["x"] == 3:
             file.unlink()
-    found = results.rows(recipe, "smoke", tmp_path)
-    assert [(row["arm"], row["seed"]) for row in found] == [
+    assert [
+        (row["arm"], row["seed"])
+        for row in results.rows(recipe, "smoke", tmp_path)
+    ] == [
         ("a", 0),
         ("a", 1),
         ("a", 5),
@@ -856,11 +868,13 @@ def test_seeds_of_their_own_choose_the_setting(tmp_path, run):
         tuning={"smoke": range(2)},
     )
     assert [recipe.runs("smoke", arm, 3) for arm in "ac"] == [9, 3]
-    count = len(results.plan(recipe, "smoke", out=tmp_path))
-    assert count == 2 * 6 + 3  # what is chosen is not known yet
+    # what is chosen is not known yet
+    assert len(results.plan(recipe, "smoke", out=tmp_path)) == 2 * 6 + 3
     assert len(run(recipe, "smoke", out=tmp_path)) == 21
-    shown = results.rows(recipe, "smoke", tmp_path)
-    assert [(row["arm"], row["seed"], row["config"]["x"]) for row in shown] == [
+    assert [
+        (row["arm"], row["seed"], row["config"]["x"])
+        for row in results.rows(recipe, "smoke", tmp_path)
+    ] == [
         (arm, seed, x)
         for arm, x in (("a", 2), ("b", 2), ("c", 1))
         for seed in (10, 11, 12)
@@ -882,22 +896,21 @@ def test_seeds_of_their_own_choose_the_setting(tmp_path, run):
 
 
 def test_papers_numbers_stand_beside_with_their_source(tmp_path):
-    large = Published(90.41, 0.09, 6, "something large", "somebody, Table 2")
     none = Published(7.0, None, None, "no error given", "there")
+    large = Published(90.41, 0.09, 6, "something large", "somebody, Table 2")
     recipe = known_recipe(paper={"b": large, "a": none})
     results.run_recipe(recipe, "smoke", out=tmp_path)
     text = told(recipe, tmp_path)
-    for part in (
+    assert not missing(
+        text,
         "| 90.41 ± 0.09 (something large) |",
         "| 7.00 (no error given)",
         "| the paper's, of what it says |",
         "- b: something large, 6 seeds (somebody, Table 2)",
-    ):
-        assert part in text, part
+    )
     one = known_recipe(paper={"a": none, "b": none})
-    found = results.rows(one, "smoke", tmp_path)
     assert "| the paper's: no error given |" in tables.table(
-        one, found, paper=True
+        one, results.rows(one, "smoke", tmp_path), paper=True
     )
     first = results.recipes()["first-experiment"].paper
     assert [
@@ -914,25 +927,29 @@ def test_compare_two_arms_and_two_folders(tmp_path, listed):
     more, one, two = 0.0, tmp_path / "one", tmp_path / "two"
 
     def run(config, seed, arm, **_):
-        score = KNOWN[arm][seed] + more * (arm == "b" and seed > 1)
-        return {"metrics": {"score": score, "always": 1.0}}
+        return {
+            "metrics": {
+                "score": KNOWN[arm][seed] + more * (arm == "b" and seed > 1),
+                "always": 1.0,
+            }
+        }
 
     results.run_recipe(listed(known_recipe(run)), "smoke", out=one)
     d = np.subtract(KNOWN["b"], KNOWN["a"])
-    for arms, said in (
-        ("ab", mean_and_error(d, "+")),
-        ("ab", "seeds 0–3"),
-        ("ba", f"{-d.mean():+.2f} ± "),
-        ("aa", "+0.00 ± 0.00"),
+    for a, b, said in (
+        ("a", "b", mean_and_error(d, "+")),
+        ("a", "b", "seeds 0–3"),
+        ("b", "a", f"{-d.mean():+.2f} ± "),
+        ("a", "a", "+0.00 ± 0.00"),
     ):
-        arms = [f"known/{arm}" for arm in arms]
-        assert said in tables.compare(*arms, "smoke", one)
+        assert said in tables.compare(f"known/{a}", f"known/{b}", "smoke", one)
     with pytest.raises(ValueError, match="has the seeds none at scale book"):
         tables.compare("known/a", "known/b", "book", one)
     more = 0.5
     results.run_recipe(known_recipe(run), "smoke", seeds=3, out=two)
-    text = " ".join(tables.compare(str(one), str(two)).split())
-    assert "| b | 3 | 2 | score +0.167 ± 0.167 |" in text
+    assert "| b | 3 | 2 | score +0.167 ± 0.167 |" in " ".join(
+        tables.compare(str(one), str(two)).split()
+    )
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no run in common"):
         tables.compare(str(one), str(tmp_path / "none"))
@@ -1039,8 +1056,11 @@ def test_forecast_and_listing_know_what_is_finished_and_what_it_cost(
         assert "book" not in listing
     with pytest.raises(ValueError, match="at least one run"):
         tables.forecast("known", "smoke", seeds=0, out=tmp_path)
-    missing = data.DataError("digits lies elsewhere")
-    monkeypatch.setattr(results, "data_hash", Mock(side_effect=missing))
+    monkeypatch.setattr(
+        results,
+        "data_hash",
+        Mock(side_effect=data.DataError("digits lies elsewhere")),
+    )
     status, out, err = printed("run", "known", "--dry-run", "--out", tmp_path)
     assert (status, err) == (2, "")
     assert "cannot be run here: digits lies elsewhere" in out
@@ -1065,8 +1085,9 @@ def test_arms_whose_data_are_missing_are_named_and_the_others_run(
     assert line in tables.forecast("known", "smoke", out=tmp_path)
     for run in (results.run_recipe, spread.spread):
         lines = []
-        rows = run("known", "smoke", out=tmp_path, progress=lines.append)
-        assert len(rows) == 4
+        assert (
+            len(run("known", "smoke", out=tmp_path, progress=lines.append)) == 4
+        )
         assert line in lines
     status, out, err = printed("run", "known", "--out", tmp_path)
     assert status == 0
@@ -1089,17 +1110,15 @@ def test_a_row_that_is_there_is_not_overwritten_by_a_second_writer(
     tmp_path, monkeypatch
 ):
     "Where files cannot be locked: the first row stays."
-    import fcntl
 
-    def run(**_):
+    def run(*_, **__):
         results.perform(job)  # the other writer is faster
         return {"metrics": {"score": 99.0}}
 
     refused = OSError(errno.ENOLCK, "No locks available")
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=refused))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=refused))
     job = results.plan(known_recipe(), "smoke", 1, tmp_path, ["a"])[0]
-    slow = known_recipe(lambda config, **given: run(**given))
-    row = results.perform(job._replace(recipe=slow))
+    row = results.perform(job._replace(recipe=known_recipe(run)))
     assert row["metrics"] == {"score": 1.0}
     assert results.read_row(job.path) == row
 
@@ -1125,8 +1144,7 @@ def test_a_run_that_another_process_holds_is_left_or_waited_for(tmp_path):
         assert results.perform(job, wait=False) is None
         killer = threading.Timer(0.3, holder.kill)
         killer.start()
-        row = results.perform(job)
-        assert row["metrics"] and holder.wait() != 0
+        assert results.perform(job)["metrics"] and holder.wait() != 0
         killer.join()
     assert not list(lock.parent.iterdir())
 
@@ -1155,11 +1173,7 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(finished, tmp_path):
 
 def test_sigterm_ends_the_command_in_words(tmp_path, listed):
     "Afterwards SIGTERM is what it was. (What is kept: tools/kills.py.)"
-
-    def run(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    listed(known_recipe(run))
+    listed(known_recipe(lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.getsignal(signal.SIGTERM)
     status, out, err = printed("run", "known", "--out", tmp_path)
     assert (status, out) == (143, "")
@@ -1187,9 +1201,10 @@ def test_sigterm_ends_the_command_in_words(tmp_path, listed):
     ],
 )
 def test_runs_without_metrics_are_refused(outcome, words, tmp_path):
-    recipe = known_recipe(lambda *_, **__: outcome)
     with pytest.raises(ValueError, match=words):
-        results.run_recipe(recipe, "smoke", 1, tmp_path)
+        results.run_recipe(
+            known_recipe(lambda *_, **__: outcome), "smoke", 1, tmp_path
+        )
     assert [path.name for path in tmp_path.rglob("*")] == [".checkpoints"]
 
 
@@ -1225,8 +1240,9 @@ for pid in both:
 def test_two_processes_at_one_list_do_nothing_twice(tmp_path):
     (tmp_path / "forks.py").write_text(FORKS)
     python("forks.py", cwd=tmp_path)
-    runs = [f"{arm}{seed}" for arm in "ab" for seed in range(3)]
-    assert sorted((tmp_path / "performed").read_text().split()) == runs
+    assert sorted((tmp_path / "performed").read_text().split()) == [
+        f"{arm}{seed}" for arm in "ab" for seed in range(3)
+    ]
     assert len(results.scan("forks", "smoke", tmp_path / "two").rows) == 6
     assert not list((tmp_path / "two" / ".checkpoints").iterdir())
 
@@ -1316,12 +1332,14 @@ def test_the_command_under_torchrun(tmp_path):
     continues, and there is one row.
     """
     (tmp_path / "together.py").write_text(TOGETHER)
-    program = "import sys\nfrom normalnorm.cli import main\nsys.exit(main())"
-    (tmp_path / "command.py").write_text(program)
-    torchrun = "-m torch.distributed.run --nproc-per-node 2 command.py"
-    run = "run first-experiment --seeds 1 --device cpu --out whole --arm"
-    command = *torchrun.split(), *run.split(), "ResNet BNN"
-    done = python(*command, cwd=tmp_path)
+    (tmp_path / "command.py").write_text(
+        "import sys\nfrom normalnorm.cli import main\nsys.exit(main())"
+    )
+    command = (
+        "-m torch.distributed.run --nproc-per-node 2 command.py "
+        "run first-experiment --seeds 1 --device cpu --out whole --arm"
+    )
+    done = python(*command.split(), "ResNet BNN", cwd=tmp_path)
     # one of them reports
     assert done.stdout.count("results in whole") == 1
     assert done.stderr.count("epoch 2/2") == 1
@@ -1390,5 +1408,6 @@ def test_the_command_that_kills(tmp_path):
     assert parts["in_a_write"]["kills"] == 1
     assert parts["sigterm"]["status"] == 143
     assert "start the same command again" in parts["full_disk"]["message"]
-    bits = parts["turned_bits"]
-    assert [bits[of]["bits"] for of in ("checkpoint", "row")] == [2, 6]
+    assert [
+        parts["turned_bits"][of]["bits"] for of in ("checkpoint", "row")
+    ] == [2, 6]
