@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -165,9 +165,11 @@ def test_interrupted_run_ends_as_an_uninterrupted_one(
     """With the layers' noise, shuffling and an augmentation that draws numbers;
     after an epoch, and in the last step of the next one.
     """
-    settings = {"epochs": 4, "batch": 16, "lr": 0.01, "label_smoothing": 0.1}
     more = {
-        "settings": Settings(**settings | options),
+        "settings": Settings(
+            **{"epochs": 4, "batch": 16, "lr": 0.01, "label_smoothing": 0.1}
+            | options
+        ),
         "seed": 3,
         "augment": Shuffled(),
         **more,
@@ -206,8 +208,13 @@ def test_order_noise_and_augmentation_have_numbers_of_their_own():
     for case in ((0, None), (2, None), (2, Shuffled())):
         seen[case], drawn[case] = [], []
         draws, augment = case
-        settings = Settings(epochs=2, batch=16)
-        train(Spy(draws), SMALL, settings, seed=1, augment=augment)
+        train(
+            Spy(draws),
+            SMALL,
+            Settings(epochs=2, batch=16),
+            seed=1,
+            augment=augment,
+        )
     none, noise, both = seen
     assert len(seen[none]) == 6
     assert all(map(torch.equal, seen[none], seen[noise]))
@@ -217,27 +224,16 @@ def test_order_noise_and_augmentation_have_numbers_of_their_own():
 
 def test_seeds_reach_other_devices_and_are_put_back(monkeypatch):
     "A stand-in for a device that this machine lacks; and `torch.manual_seed`."
-    called = []
-    for name, answer in (
-        ("get_rng_state", "before"),
-        ("manual_seed", None),
-        ("set_rng_state", None),
-    ):
-        monkeypatch.setattr(
-            torch.mps,
-            name,
-            lambda *given, name=name, answer=(answer): (
-                called.append((name, *given)) or answer
-            ),
-        )
+    device = Mock(**{"get_rng_state.return_value": "before"})
+    monkeypatch.setattr(torch, "mps", device)
     with pytest.raises(OSError), seeded("noise", 3, 1, "mps"):
-        called.append("inside")
+        device.inside()
         raise OSError
-    assert called == [
-        ("get_rng_state",),
-        ("manual_seed", seed_for("noise", 3, 1)),
-        "inside",
-        ("set_rng_state", "before"),
+    assert device.mock_calls == [
+        call.get_rng_state(),
+        call.manual_seed(seed_for("noise", 3, 1)),
+        call.inside(),
+        call.set_rng_state("before"),
     ]
     torch.manual_seed(seed_for("noise", 3, 1))
     expected = torch.randn(5)
@@ -270,22 +266,19 @@ def test_a_checkpoint_within_an_epoch_comes_when_it_is_time(
     minutes, callbacks, written, monkeypatch, capsys
 ):
     "Three steps an epoch, each of a minute; for an instrument at ends only."
-    clock, found = SimpleNamespace(perf_counter=lambda: 60.0 * now[0]), []
-    now = [0]
+    found, progress = [], Mock()
+    steps = lambda: progress.step.call_count
+    clock = SimpleNamespace(perf_counter=lambda: 60.0 * steps())
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(
-        loop, "write_atomically", lambda *_: found.append(now[0])
+        loop, "write_atomically", lambda *_: found.append(steps())
     )
-
-    def tick(*_):
-        now[0] += 1
-
     train(
         _linear(),
         SMALL,
         Settings(epochs=2, batch=16),
         checkpoint="nowhere",
-        progress=Mock(step=tick),
+        progress=progress,
         callbacks=callbacks,
         minutes=minutes,
     )
@@ -340,8 +333,10 @@ def test_no_damaged_checkpoint_is_continued(tmp_path):
         ), (name, error.value)
         assert file.read_bytes() == content
     file.write_bytes(whole)
-    found = train(_model(), SMALL, SHORT, seed=1, checkpoint=file)
-    assert len(found["history"]) == SHORT.epochs
+    assert (
+        len(train(_model(), SMALL, SHORT, seed=1, checkpoint=file)["history"])
+        == SHORT.epochs
+    )
 
 
 @pytest.mark.parametrize("every, batch", [(1, 500), (0, 7)])
@@ -356,10 +351,16 @@ def test_the_test_set_is_looked_at_in_the_end(every, batch, monkeypatch):
         return evaluate(model, part, batch, device)
 
     monkeypatch.setattr(loop, "evaluate", spy)
-    settings = replace(SHORT, validate_every=every, evaluation_batch=batch)
-    outcome = train(_model(), SMALL, settings)
-    again = every and outcome["chosen"]["epoch"] < 4
-    sizes = [20] * (4 if every else 1) + [30, 50] + [30] * again
+    outcome = train(
+        _model(),
+        SMALL,
+        replace(SHORT, validate_every=every, evaluation_batch=batch),
+    )
+    sizes = (
+        [20] * (4 if every else 1)
+        + [30, 50]
+        + [30] * (every and outcome["chosen"]["epoch"] < 4)
+    )
     assert looked == [(n, batch) for n in sizes]
 
 
@@ -368,9 +369,12 @@ def test_the_test_set_is_looked_at_in_the_end(every, batch, monkeypatch):
     [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (0, [5]), (9, [5])],
 )
 def test_validation_comes_when_it_should_and_changes_nothing(every, epochs):
-    settings = {"epochs": 5, "batch": 16, "lr": 0.05}
     plain, found = (
-        train(_model(), SMALL, Settings(**settings, **more))
+        train(
+            _model(),
+            SMALL,
+            Settings(epochs=5, batch=16, lr=0.05, **more),
+        )
         for more in ({}, {"validate_every": every})
     )
     assert [
@@ -382,8 +386,10 @@ def test_validation_comes_when_it_should_and_changes_nothing(every, epochs):
     assert found["last"] == plain["last"]
     assert ("chosen" in found) == (every > 0)
     if every:
-        candidates = [plain["history"][epoch - 1] for epoch in epochs]
-        best = max(candidates, key=lambda e: e["validation_accuracy"])
+        best = max(
+            [plain["history"][epoch - 1] for epoch in epochs],
+            key=lambda e: e["validation_accuracy"],
+        )
         for key in ("epoch", "validation_accuracy", "validation_loss"):
             assert found["chosen"][key] == best[key]
         assert best["epoch"] < 5 or found["chosen"] == found["last"]
@@ -408,11 +414,12 @@ def test_outcome_has_accuracy_and_loss_and_which_images_were_right(tmp_path):
             seen.append(copy.deepcopy(moment.model))
 
     seen, file = [], tmp_path / "c.pt"
-    settings = replace(
-        SHORT, average="ema", average_decay=0.5, evaluation_batch=7
-    )
     outcome = train(
-        _linear(), data, settings, checkpoint=file, callbacks=[look]
+        _linear(),
+        data,
+        replace(SHORT, average="ema", average_decay=0.5, evaluation_batch=7),
+        checkpoint=file,
+        callbacks=[look],
     )
     averaged = average_of(_linear())
     averaged.load_state_dict(torch.load(file, weights_only=True)["average"])
@@ -429,8 +436,9 @@ def test_outcome_has_accuracy_and_loss_and_which_images_were_right(tmp_path):
             expected[f"{split}_accuracy"] = found.accuracy
             expected[f"{split}_loss"] = pytest.approx(found.loss, rel=1e-6)
         assert outcome[which] == expected
-    right = evaluate(seen[-1], data["test"]).right
-    assert torch.equal(outcome["test_right"], right)
+    assert torch.equal(
+        outcome["test_right"], evaluate(seen[-1], data["test"]).right
+    )
 
 
 test_wrong_settings_are_refused = refusals(
@@ -499,11 +507,12 @@ def test_settings_at_the_end_of_their_range_are_accepted(least):
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 7, 100])
 def test_one_cycle_is_finite_for_any_length(steps):
-    rates = [
-        learning_rate(Settings(epochs=1, lr=0.1), step, steps)
+    assert all(
+        0
+        < learning_rate(Settings(epochs=1, lr=0.1), step, steps)
+        <= 0.1 + 1e-15
         for step in range(steps)
-    ]
-    assert all(0 < rate <= 0.1 + 1e-15 for rate in rates)
+    )
 
 
 def test_evaluate_is_exact_and_keeps_the_mode():
@@ -569,11 +578,14 @@ def test_groups_have_rates_of_their_own():
     own = {"*.bias": {"weight_decay": 0.0}, "1.*": {"rate": 3.0}}
     first, other = (_linear() for _ in range(2))
     for model, groups, lr in ((first, own, 0.01), (other, {}, 0.03)):
-        how = {"epochs": 1, "batch": 16, "weight_decay": 0.0, "lr": lr}
-        train(model, SMALL, Settings(groups=groups, **how))
+        settings = Settings(
+            epochs=1, batch=16, weight_decay=0.0, lr=lr, groups=groups
+        )
+        train(model, SMALL, settings)
     torch.testing.assert_close(first.state_dict(), other.state_dict())
-    settings = Settings(epochs=1, weight_decay=0.1, groups=own)
-    groups = groups_by_name(_linear(), settings)
+    groups = groups_by_name(
+        _linear(), Settings(epochs=1, weight_decay=0.1, groups=own)
+    )
     assert [
         (len(g["params"]), g["weight_decay"], g["rate"]) for g in groups
     ] == [(1, 0.1, 3.0), (1, 0.0, 3.0)]
@@ -600,8 +612,13 @@ def test_callbacks_come_when_they_should_and_change_nothing(tmp_path):
     ]
     plain = train(_model(), SMALL, settings)
     for callbacks in ([callback], []):
-        more = {"callbacks": callbacks, "checkpoint": tmp_path / "c.pt"}
-        found = train(_model(), SMALL, settings, **more)
+        found = train(
+            _model(),
+            SMALL,
+            settings,
+            callbacks=callbacks,
+            checkpoint=tmp_path / "c.pt",
+        )
         assert [e.pop("extra") for e in found["history"]] == [10, 20]
         assert _timeless(found) == _timeless(plain)
     assert seen == [
@@ -716,13 +733,12 @@ def test_terms_of_modules_are_taken_away_in_a_compiled_model_too():
     found = {}
     for compiled in ("", "eager"):
         model, settings = _leaving(), PLAIN | {"epochs": 1, "compile": compiled}
-        outcome = train(
+        found[compiled] = train(
             model,
             SMALL,
             Settings(**settings),
             penalty=lambda model: 0.7 * take_terms(model),
-        )
-        found[compiled] = outcome["history"][0]["train_penalty"]
+        )["history"][0]["train_penalty"]
         copy.deepcopy(model)  # nothing is left of a graph
     assert found["eager"] == pytest.approx(found[""], rel=1e-4)
 
@@ -815,9 +831,9 @@ def test_a_perturbation_leaves_no_trace_but_its_minibatch():
     settings = Settings(epochs=2, batch=16, accumulate=2, lr=0.05)
     plain, ours = _model(), _model()
     ours.register_forward_pre_hook(without_its_graph)
-    expected = train(plain, SMALL, settings, seed=3)
-    found = train(ours, SMALL, settings, seed=3, perturb=rude)
-    assert _timeless(found) == _timeless(expected)
+    assert _timeless(
+        train(ours, SMALL, settings, seed=3, perturb=rude)
+    ) == _timeless(train(plain, SMALL, settings, seed=3))
     torch.testing.assert_close(
         ours.state_dict(), plain.state_dict(), rtol=0, atol=0
     )
@@ -845,8 +861,12 @@ def test_clipped_gradients_by_hand(clip, clipped, accumulate):
             for p, q in zip(by_hand.parameters(), parameters, strict=True):
                 p.data -= 0.05 * clipped(q.grad, whole)
 
-    settings = Settings(**PLAIN, **clip, accumulate=accumulate)
-    train(model, SMALL, settings, callbacks=[look])
+    train(
+        model,
+        SMALL,
+        Settings(**PLAIN, **clip, accumulate=accumulate),
+        callbacks=[look],
+    )
     torch.testing.assert_close(
         model.state_dict(), by_hand.state_dict(), rtol=1e-4, atol=1e-7
     )
@@ -968,14 +988,14 @@ def test_streams_go_on_where_they_were(after, first, tmp_path):
     whole, rest = Endless(), Endless()
     expected = train(_model(), {**SMALL, "train": whole}, **given)
     assert whole.seen == list(range(12))
-    last = expected["history"][-1]
-    assert expected["train_accuracy"] == last["train_accuracy"]
-    stream = {**SMALL, "train": rest}
-    found = resumed(after, tmp_path / "c.pt", stream, **given)
+    assert (
+        expected["train_accuracy"] == expected["history"][-1]["train_accuracy"]
+    )
+    found = resumed(after, tmp_path / "c.pt", {**SMALL, "train": rest}, **given)
     assert rest.seen == list(range(first, 12))
     assert _timeless(found) == _timeless(expected)
-    parts = tuple(torch.cat(part) for part in zip(*Endless()))
     model = _model().eval()
+    parts = tuple(torch.cat(part) for part in zip(*Endless()))
     assert evaluate(model, Endless())[0] == evaluate(model, parts)[0]
 
 
@@ -993,10 +1013,15 @@ def test_averaged_weights_against_their_definition(
             path.append(copy.deepcopy(moment.model))
 
     path, file = [], tmp_path / "c.pt"
-    settings = replace(SHORT, average=kind, average_decay=0.7, average_from=2)
     with seeded("weights", 0):
         model = models.SmallResNet(width=3, stem_stride=1)
-    outcome = train(model, SMALL, settings, callbacks=[keep], checkpoint=file)
+    outcome = train(
+        model,
+        SMALL,
+        replace(SHORT, average=kind, average_decay=0.7, average_from=2),
+        callbacks=[keep],
+        checkpoint=file,
+    )
     found, expected = average_of(model), average_of(model, decay)
     found.load_state_dict(torch.load(file, weights_only=True)["average"])
     for state in path[first:]:
@@ -1010,8 +1035,9 @@ def test_averaged_weights_against_their_definition(
         order = torch.randperm(50)
     for index in order[:48].split(16) if kind == "swa" else ():
         model(SMALL["train"][0][index])  # the buffers are estimated again
-    loss = evaluate(model, SMALL["test"]).loss
-    assert outcome["averaged"]["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert outcome["averaged"]["test_loss"] == pytest.approx(
+        evaluate(model, SMALL["test"]).loss, rel=1e-5
+    )
 
 
 TWO = """
@@ -1073,8 +1099,9 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     for a, b, both in zip(*shared, whole, strict=True):
         assert len(a) == len(b) == 8
         assert a | b == both
-    kept = torch.load(tmp_path / "c2.pt", weights_only=True)
-    assert len(kept["history"]) == 3
+    assert (
+        len(torch.load(tmp_path / "c2.pt", weights_only=True)["history"]) == 3
+    )
 
 
 def test_one_of_several_processes_has_no_device_by_number(monkeypatch):
@@ -1170,9 +1197,8 @@ def test_a_row_that_is_there_stays(number, tmp_path, monkeypatch):
         (b"second", False, b"first"),
         (b"third", True, b"third"),
     ):
-        written = write_atomically(
+        assert write_atomically(
             file, lambda out: out.write(content), replaced
-        )
-        assert written is (left == content)
+        ) is (left == content)
         assert file.read_bytes() == left
     assert [p.name for p in tmp_path.iterdir()] == ["row.json"]
