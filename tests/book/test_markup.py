@@ -63,12 +63,68 @@ def test_an_equation_and_its_label(source, tex, label):
         assert found == [Equation(tex, label)]
 
 
-def test_an_equation_is_set_apart():
-    assert markup.blocks("a\n$$ x $$ {#eq-a}\nb") == (
-        Text(("a\n",)),
-        Equation("x", "eq-a"),
-        Text(("\nb",)),
-    )
+LONGER = "````\n```\n::: {.proof}\n```\n$$ x $$\n````"
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        pytest.param(
+            "a\n$$ x $$ {#eq-a}\nb",
+            (Text(("a\n",)), Equation("x", "eq-a"), Text(("\nb",))),
+            id="an equation is set apart",
+        ),
+        pytest.param(
+            LONGER,
+            (Code(LONGER),),
+            id="code ends at a fence as long as its own",
+        ),
+        pytest.param(
+            "# A\n\n### B $x$ {#sec-b}\n#c\n",
+            (
+                Heading(1, ("A",)),
+                Text(()),
+                Heading(3, ("B ", Literal("$x$")), "sec-b"),
+                Text(("#c\n",)),
+            ),
+            id="headings",
+        ),
+        pytest.param(
+            "a\n:::\nb",
+            (Text(("a\n:::\nb",)),),
+            id="colons that close nothing are text",
+        ),
+    ],
+)
+def test_blocks(source, found):
+    assert markup.blocks(source) == found
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        pytest.param(
+            "```x``` is code\n$$ y $$",
+            ["Text", "Equation"],
+            id="a line of inline code opens no fence",
+        ),
+        pytest.param(
+            "::: {.solution}\n```\n:::\n```\n$$ x $$\n::::\nAfter.",
+            [["solution", "Code", "Equation"], "Text"],
+            id="a division ends at colons that are no code",
+        ),
+        pytest.param(
+            "::: {.proof}\nnever closed",
+            [["proof", "Text"]],
+            id="one may never be closed",
+        ),
+    ],
+)
+def test_what_begins_and_ends(source, found):
+    assert shape(markup.blocks(source)) == found
+
+
+def test_a_written_equation_is_set_apart():
     assert markup.Writer().write(markup.blocks("a $$ x $$ b")) == (
         "a\n\n$$\nx\n$$\n\nb"
     )
@@ -104,27 +160,9 @@ def test_nothing_is_read_within_code(fence):
     )
 
 
-def test_code_ends_at_a_fence_as_long_as_its_own():
-    inner = "````\n```\n::: {.proof}\n```\n$$ x $$\n````"
-    assert markup.blocks(inner) == (Code(inner),)
+def test_a_fence_with_words_behind_it_ends_no_code():
     first, last = markup.blocks("```\na\n``` b\n```\n::: {.proof}\nc\n:::")
     assert first == Code("```\na\n``` b\n```") and last.kind == "proof"
-
-
-def test_a_line_of_inline_code_opens_no_fence():
-    assert shape(markup.blocks("```x``` is code\n$$ y $$")) == [
-        "Text",
-        "Equation",
-    ]
-
-
-def test_headings():
-    assert markup.blocks("# A\n\n### B $x$ {#sec-b}\n#c\n") == (
-        Heading(1, ("A",)),
-        Text(()),
-        Heading(3, ("B ", Literal("$x$")), "sec-b"),
-        Text(("#c\n",)),
-    )
 
 
 # ---- divisions --------------------------------------------------------------
@@ -145,47 +183,32 @@ def test_the_kinds_of_divisions(attributes, kind, label):
     assert found == (Text(("a",)), inside, Text(("b",)))
 
 
-def test_a_division_ends_at_colons_that_are_no_code():
-    found = markup.blocks(
-        "::: {.solution}\n```\n:::\n```\n$$ x $$\n::::\nAfter."
-    )
-    assert shape(found) == [["solution", "Code", "Equation"], "Text"]
-
-
-def test_a_line_of_colons_that_closes_nothing_is_text():
-    assert markup.blocks("a\n:::\nb") == (Text(("a\n:::\nb",)),)
-    assert shape(markup.blocks("::: {.proof}\nnever closed")) == [
-        ["proof", "Text"]
-    ]
-    # none is read in another, and none is known but those above
-    for source in ("::: {.proof}\n::: {.solution}\nx", "::: {.note}\nx"):
-        (found,) = markup.blocks(source)[:1]
-        assert ":::" in str(found)
+@pytest.mark.parametrize(
+    "source", ["::: {.proof}\n::: {.solution}\nx", "::: {.note}\nx"]
+)
+def test_no_division_in_another_and_no_other_than_those_above(source):
+    assert ":::" in str(markup.blocks(source)[0])
 
 
 # ---- lines ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "source, entries",
-    [
-        ("[@yeo2000]", [("yeo2000", "")]),
-        ("[@yeo2000, p. 3]", [("yeo2000", "p. 3")]),
-        ("[@a; @b]", [("a", ""), ("b", "")]),
-        (
-            "[@a, §6; @b-c; @d, Eqs. 1, 2]",
-            [("a", "§6"), ("b-c", ""), ("d", "Eqs. 1, 2")],
-        ),
-        ("[-@yeo2000]", [("yeo2000", "")]),
-    ],
-)
-def test_citations_in_brackets(source, entries):
-    assert spans(f"so {source}.") == [Citation(tuple(entries))]
-
-
-@pytest.mark.parametrize(
     "source, found",
     [
+        *(
+            (f"so {source}.", [Citation(tuple(entries))])
+            for source, entries in (
+                ("[@yeo2000]", [("yeo2000", "")]),
+                ("[@yeo2000, p. 3]", [("yeo2000", "p. 3")]),
+                ("[@a; @b]", [("a", ""), ("b", "")]),
+                (
+                    "[@a, §6; @b-c; @d, Eqs. 1, 2]",
+                    [("a", "§6"), ("b-c", ""), ("d", "Eqs. 1, 2")],
+                ),
+                ("[-@yeo2000]", [("yeo2000", "")]),
+            )
+        ),
         ("@yeo2000 say", [Citation((("yeo2000", ""),), named=True)]),
         ("@eq-a, @fig-b-c.", [Reference("eq-a"), Reference("fig-b-c")]),
         ("[see @thm-a]", [Reference("thm-a")]),
@@ -202,26 +225,29 @@ def test_citations_in_brackets(source, entries):
         (r"\$5 @eq-a \$6", [Literal(r"\$"), Reference("eq-a"), Literal(r"\$")]),
         ("$(@eq-a)$6", [Reference("eq-a")]),
         ("`open @eq-a\n\nclosed`", [Reference("eq-a")]),
+        (
+            "[a `b` @eq-c](d.ipynb#e) ![no](f.png) [g]",
+            [
+                Link(
+                    ("a ", Literal("`b`"), " ", Reference("eq-c")), "d.ipynb#e"
+                ),
+                Literal("`b`"),
+                Reference("eq-c"),
+            ],
+        ),
+        # headings and divisions have them, too
+        (
+            "## On @thm-a\n::: {#thm-a}\nof @yeo2000\nx @eq-b\n:::",
+            [
+                Reference("thm-a"),
+                Citation((("yeo2000", ""),), named=True),
+                Reference("eq-b"),
+            ],
+        ),
     ],
 )
-def test_references_and_what_is_none(source, found):
+def test_citations_references_links_and_what_is_none(source, found):
     assert spans(source) == found
-
-
-def test_links():
-    assert spans("[a `b` @eq-c](d.ipynb#e) ![no](f.png) [g]") == [
-        Link(("a ", Literal("`b`"), " ", Reference("eq-c")), "d.ipynb#e"),
-        Literal("`b`"),
-        Reference("eq-c"),
-    ]
-
-
-def test_headings_and_divisions_have_spans_too():
-    assert spans("## On @thm-a\n::: {#thm-a}\nof @yeo2000\nx @eq-b\n:::") == [
-        Reference("thm-a"),
-        Citation((("yeo2000", ""),), named=True),
-        Reference("eq-b"),
-    ]
 
 
 # ---- writing ----------------------------------------------------------------

@@ -6,6 +6,7 @@ import unicodedata
 
 import pytest
 
+from normalnorm.claims import Claim, Outcome, ledger
 from tools import typeset
 from tools.dialect import link_claims, typeset_output
 
@@ -72,7 +73,6 @@ def test_code_in_statements():
 
 def test_every_statement_keeps_its_characters():
     "But for marks, primes, minus signs and braces; and no tag is left open."
-    from normalnorm.claims import ledger
 
     plain = lambda text: re.sub(
         r"[\s_^*∗'′″‴(){}`-]|−",
@@ -82,15 +82,15 @@ def test_every_statement_keeps_its_characters():
     for claim in ledger():
         for text in (claim.statement, claim.condition):
             made = typeset.statement(text)
-            words = html.unescape(re.sub(r"</?(?:var|sup|sub|code)>", "", made))
-            assert plain(words) == plain(text), claim.id
+            assert plain(
+                html.unescape(re.sub(r"</?(?:var|sup|sub|code)>", "", made))
+            ) == plain(text), claim.id
             assert "\ue000" not in made
             for tag in ("var", "sup", "sub", "code"):
                 assert made.count(f"<{tag}>") == made.count(f"</{tag}>")
 
 
 def test_outputs_of_checks_and_appendices():
-    from normalnorm.claims import Claim, Outcome
 
     claim = Claim(
         "a-b",
