@@ -14,6 +14,7 @@ import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from normalnorm.experiments import (
     streams,
     text,
 )
-from tests.experiments.known import python
+from tests.experiments.known import missing, python
 from tests.peers import FOLLOWS, installed
 from tests.refusals import refusals
 from tools import make_fashion_subset, make_stdlib_text
@@ -130,8 +131,7 @@ def test_damaged_files_are_refused(
     monkeypatch.setenv("NORMALNORM_DATA", str(tmp_path))
     with pytest.raises(data.DataError, match=words) as error:
         data.load(name, "train", first=1)
-    for said in (script, str(tmp_path)):
-        assert said in str(error.value)
+    assert not missing(str(error.value), script, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", data.dataset_names())
@@ -316,34 +316,35 @@ test_unknown_names_and_options_say_what_is_known = refusals(
 
 
 @pytest.mark.book
-@pytest.mark.skipif(
-    not FASHION_SOURCE.exists(),
-    reason="Debian's package is not installed: apt-get install "
-    "dataset-fashion-mnist",
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        pytest.param(
+            "fashion",
+            make_fashion_subset.fashion,
+            marks=pytest.mark.skipif(
+                not FASHION_SOURCE.exists(),
+                reason="Debian's package is not installed: apt-get install "
+                "dataset-fashion-mnist",
+            ),
+        ),
+        ("digits", make_fashion_subset.digits),
+        pytest.param(
+            "stdlib",
+            lambda: make_stdlib_text.text(make_stdlib_text.sources()),
+            marks=pytest.mark.skipif(
+                sys.version_info[:3] != (3, 11, 7),
+                reason="the text is made of the sources of Python 3.11.7",
+            ),
+        ),
+    ],
+    ids=["fashion", "digits", "stdlib"],
 )
-def test_script_makes_the_fashion_file_byte_for_byte():
-    assert hashlib.sha256(
-        make_fashion_subset.fashion()
-    ).hexdigest() == data.data_hash("fashion")
-
-
-@pytest.mark.book
-def test_script_makes_the_digits_file_byte_for_byte():
-    installed("sklearn")
-    assert hashlib.sha256(
-        make_fashion_subset.digits()
-    ).hexdigest() == data.data_hash("digits")
-
-
-@pytest.mark.book
-@pytest.mark.skipif(
-    sys.version_info[:3] != (3, 11, 7),
-    reason="the text is made of the sources of Python 3.11.7",
-)
-def test_script_makes_the_text_byte_for_byte(monkeypatch):
+def test_script_makes_the_file_byte_for_byte(name, make, monkeypatch):
+    if name == "digits":
+        installed("sklearn")
     monkeypatch.setattr(sys, "argv", ["make_stdlib_text"])
-    made = make_stdlib_text.text(make_stdlib_text.sources())
-    assert hashlib.sha256(made).hexdigest() == data.data_hash("stdlib")
+    assert hashlib.sha256(make()).hexdigest() == data.data_hash(name)
 
 
 @pytest.mark.book
@@ -373,9 +374,6 @@ def test_script_says_what_is_missing(tmp_path):
         SystemExit, match="apt-get install dataset-fashion-mnist"
     ):
         make_fashion_subset.fashion(tmp_path)
-
-
-# ---- MNIST-1D ----
 
 
 # ---- glyphs ----
@@ -429,8 +427,7 @@ def test_other_numbers_than_the_published_are_noticed(
     with pytest.raises(data.DataError, match="came out differently"):
         data.load(name, "test", 1)
     monkeypatch.undo()
-    shape = data.info(name).shape
-    assert data.load(name, "test", 1)[0].shape == (1, *shape)
+    assert data.load(name, "test", 1)[0].shape == (1, *data.info(name).shape)
 
 
 # ---- text ----
@@ -439,8 +436,10 @@ def test_other_numbers_than_the_published_are_noticed(
 def test_ends_of_the_text():
     "That windows cover it: the chapter."
     windows = data.dataset("stdlib", "test", length=49_999)
-    last = torch.tensor([len(windows) - 1])
-    assert torch.equal(windows[torch.tensor([-1])][0], windows[last][0])
+    assert torch.equal(
+        windows[torch.tensor([-1])][0],
+        windows[torch.tensor([len(windows) - 1])][0],
+    )
     whole = "".join(text.VOCABULARY)
     assert text.decode(text.encode(whole)) == whole
     assert [
@@ -450,10 +449,9 @@ def test_ends_of_the_text():
 
 def test_mixed_parts_are_cut_from_all_of_the_text():
     whole = torch.cat([text.tokens(split) for split in data.SPLITS])
-    parts = {split: text.tokens(split, mixed=True) for split in data.SPLITS}
     blocks = dict(enumerate(whole.split(1024)))
     wanted = {"validation": 9, "test": 19}
-    for split, found in parts.items():
+    for split in data.SPLITS:
         mine = [
             block
             for number, block in blocks.items()
@@ -461,7 +459,7 @@ def test_mixed_parts_are_cut_from_all_of_the_text():
             or split == "train"
             and number % 20 not in wanted.values()
         ]
-        assert torch.equal(found, torch.cat(mine))
+        assert torch.equal(text.tokens(split, mixed=True), torch.cat(mine))
     windows = data.dataset("stdlib", "test", length=64, first=222, mixed=True)
     first, _ = windows[torch.arange(16)]  # a block
     assert torch.equal(first.flatten(), blocks[19].long())
@@ -573,13 +571,12 @@ def test_missing_fashion_mnist_says_what_to_install(tmp_path, monkeypatch):
 
 def test_unseen_images_are_those_that_the_subset_lacks(tmp_path, monkeypatch):
     "Each image its number in the file; without files the subset and its hash."
-    counts = {"train": 60_000, "test": 10_000}
     monkeypatch.setattr(
         idx,
         "_fashion",
         lambda folder: {
             part: (np.zeros((count, 1, 1), np.uint8), np.arange(count))
-            for part, count in counts.items()
+            for part, count in {"train": 60_000, "test": 10_000}.items()
         },
     )
     monkeypatch.setattr(idx, "fashion_folder", lambda: tmp_path)
@@ -643,8 +640,9 @@ def parquet(folder, rows, files, images=None, classes=None):
     if images:
         whole = whole.cast_column(images, datasets.Image())
     if classes:
-        kind = datasets.ClassLabel(num_classes=classes)
-        whole = whole.cast_column("label", kind)
+        whole = whole.cast_column(
+            "label", datasets.ClassLabel(num_classes=classes)
+        )
     for file in files:
         whole.to_parquet(folder / f"{file}.parquet")
 
@@ -691,17 +689,13 @@ def test_the_identity_changes_with_labels_and_images(tmp_path):
     assert found[0] == found[4]
 
 
-def wrong(**given):
-    return lambda folder: write(folder, **given)
-
-
 def labelled(*labels):
-    def make(folder):
-        images = [encoded(p) for p in pixels_of(32, 2)]
-        rows = {"img": images, "label": labels}
-        parquet(folder, rows, ["train"], "img")
-
-    return make
+    return lambda folder: parquet(
+        folder,
+        {"img": [encoded(p) for p in pixels_of(32, 2)], "label": labels},
+        ["train"],
+        "img",
+    )
 
 
 def without_images(name, split="train"):
@@ -709,18 +703,22 @@ def without_images(name, split="train"):
 
 
 FAULTS = [
-    (wrong(classes=20), "has 20 classes .* expected 10"),
-    (wrong(label=lambda i, n: 9, classes=11), "has 11 classes"),
+    (partial(write, classes=20), "has 20 classes .* expected 10"),
+    (partial(write, label=lambda i, n: 9, classes=11), "has 11 classes"),
     (
-        wrong(damage=lambda image: image | {"bytes": image["bytes"][:700]}),
+        partial(
+            write, damage=lambda image: image | {"bytes": image["bytes"][:700]}
+        ),
         "row 17 cannot be decoded, it is damaged or cut short",
     ),
     (
-        wrong(damage=lambda image: image | {"bytes": b"not an image"}),
+        partial(write, damage=lambda image: image | {"bytes": b"not an image"}),
         "row 17 cannot be decoded",
     ),
     (
-        wrong(damage=lambda _: encoded(np.zeros((32, 31, 3), np.uint8))),
+        partial(
+            write, damage=lambda _: encoded(np.zeros((32, 31, 3), np.uint8))
+        ),
         "row 17 has 31 × 32 pixels, expected 32 × 32",
     ),
     (
@@ -842,9 +840,8 @@ def test_grey_transparent_and_four_colour_images_become_rgb():
             32,
             32,
         ), mode
-    lossless = encoded(pixels)["bytes"]
     np.testing.assert_array_equal(
-        hub.decode(lossless, "a"), pixels.transpose(2, 0, 1)
+        hub.decode(encoded(pixels)["bytes"], "a"), pixels.transpose(2, 0, 1)
     )
     for size in (7, 14, 224):
         for shape in ((20, 33, 3), (33, 20, 3), (500, 9, 3), (300, 300, 3)):
@@ -861,12 +858,11 @@ def test_the_caltech_images_that_are_held_out_are_always_these():
 
 @needs_datasets
 def test_an_image_file_that_is_gone_is_named():
-    rows = datasets.Dataset.from_dict(
-        {"image": [{"bytes": None, "path": "gone.png"}]},
-        features=datasets.Features({"image": datasets.Image(decode=False)}),
-    )
     split = hub.Decoded(
-        rows,
+        datasets.Dataset.from_dict(
+            {"image": [{"bytes": None, "path": "gone.png"}]},
+            features=datasets.Features({"image": datasets.Image(decode=False)}),
+        ),
         "image",
         np.arange(1),
         np.zeros(1, np.int64),
@@ -885,10 +881,7 @@ def test_threads_may_share_a_split(tmp_path):
     )
     index = torch.arange(len(split))
     reference = split[index][0]
-
-    def same(k):
-        return torch.equal(split[index[k::3]][0], reference[k::3])
-
+    same = lambda k: torch.equal(split[index[k::3]][0], reference[k::3])
     with ThreadPoolExecutor(3) as pool:
         assert all(pool.map(same, (0, 1, 2) * 3))
 
@@ -905,9 +898,11 @@ def write_stream(folder, name):
             numbers = list(range(start, start + count))
             rows = {"text": [f"{source} {n} ü" for n in numbers]}
             if entry.mean:
-                images = [np.full((9, 8, 3), n, np.uint8) for n in numbers]
                 rows = {
-                    "image": [encoded(p) for p in images],
+                    "image": [
+                        encoded(np.full((9, 8, 3), n, np.uint8))
+                        for n in numbers
+                    ],
                     "label": numbers,
                 }
             parquet(
@@ -1090,8 +1085,11 @@ def test_operations_of_full_magnitudes_and_with_a_sign(
     found = aug.OPERATIONS[name](v, torch.full((2,), magnitude))
     if callable(expected):
         for image, changed in zip(v, found):
-            even = name == "stretch" and image.min() == image.max()
-            wanted = image if even else expected(image)
+            wanted = (
+                image
+                if name == "stretch" and image.min() == image.max()
+                else expected(image)
+            )
             torch.testing.assert_close(changed, wanted, atol=1e-4, rtol=0)
     else:
         row, column = expected
@@ -1108,8 +1106,12 @@ def test_augmentation_is_the_same_on_a_gpu(spec):
     torch.manual_seed(1)
     two = _change(*spec, about=COLOUR)(x.cuda(), y.cuda())
     # a rounded byte may fall on the other side
-    tolerance = 0.05 if "randaugment" in str(spec) else 1e-4
-    torch.testing.assert_close(two[0].cpu(), one[0], atol=tolerance, rtol=0)
+    torch.testing.assert_close(
+        two[0].cpu(),
+        one[0],
+        atol=0.05 if "randaugment" in str(spec) else 1e-4,
+        rtol=0,
+    )
     torch.testing.assert_close(two[1].cpu(), one[1])
 
 
@@ -1261,8 +1263,11 @@ def test_text_comes_in_windows_of_the_length_that_the_small_models_read(
     tmp_path,
 ):
     (length,) = models.architecture("gpt").inputs
-    stream = streams.text("lm1b", "train", 1, folder=_lm1b(tmp_path))
-    shapes = [tuple(part.shape) for pair in stream for part in pair]
+    shapes = [
+        tuple(part.shape)
+        for pair in streams.text("lm1b", "train", 1, folder=_lm1b(tmp_path))
+        for part in pair
+    ]
     assert len(shapes) > 2
     assert set(shapes) == {(1, length)} == {(1, 128)}
 
@@ -1336,8 +1341,11 @@ def test_a_set_too_large_for_memory_is_not_loaded(more, monkeypatch):
 @needs_datasets
 def test_the_identity_of_a_stream_is_that_of_its_first_examples(tmp_path):
     for words in ("one", "two"):
-        lines = {"text": [f"{words} {n}" for n in range(9)]}
-        parquet(tmp_path / words, lines, hub.ENTRIES["lm1b"].examples)
+        parquet(
+            tmp_path / words,
+            {"text": [f"{words} {n}" for n in range(9)]},
+            hub.ENTRIES["lm1b"].examples,
+        )
     one, again, two = (
         hub.fingerprint("lm1b", tmp_path / words)
         for words in ("one", "one", "two")
