@@ -14,7 +14,7 @@ from configparser import ConfigParser
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.files import ROOT, save
+from tools.files import ROOT, python, save
 
 TOOLS = [
     "pytest",
@@ -102,15 +102,13 @@ def install(which: str) -> None:
 def main(which: str) -> int:
     install(which)
     start = time.perf_counter()
-    selection = ["-m", "not book"] if which == "oldest" else []
-    commands = (
-        [] if which == "oldest" else [[sys.executable, "-m", "tools.build"]]
-    )
-    commands.append(
-        [sys.executable, "-m", "pytest", "-n", "2", *selection, "tests"]
-    )
-    for command in commands:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    tests = ["pytest", "-n", "2", "tests"]
+    for words in (
+        [[*tests, "-m", "not book"]]
+        if which == "oldest"
+        else [["tools.build"], tests]
+    ):
+        done = python("-m", *words, cwd=ROOT)
         print(done.stdout[-4000:] + done.stderr[-2000:], flush=True)
         if done.returncode:
             break
