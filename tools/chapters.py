@@ -61,15 +61,25 @@ class Chapter:
 def cell(kind: str, source: str, name: str, **metadata) -> dict:
     "A cell as nbformat 4.5 has it."
     run = {"outputs": [], "execution_count": None} if kind == "code" else {}
-    about = {"cell_type": kind, "id": name, "metadata": metadata}
-    return about | {"source": source} | run
+    return {
+        "cell_type": kind,
+        "id": name,
+        "metadata": metadata,
+        "source": source,
+        **run,
+    }
 
 
 def notebook(cells: list[dict]) -> dict:
-    kernel = {"display_name": "Python 3", "language": "python"}
     return {
         "cells": cells,
-        "metadata": {"kernelspec": kernel | {"name": "python3"}},
+        "metadata": {
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            }
+        },
         "nbformat": 4,
         "nbformat_minor": 5,
     }
@@ -120,8 +130,7 @@ def chapters(root: Path = ROOT) -> list[Chapter]:
         for page in pages(root)
         if not (root / f"{page}.md").exists()
     ]
-    missing = [c.name for c in found if not c.path.exists()]
-    if missing:
+    if missing := [c.name for c in found if not c.path.exists()]:
         raise FileNotFoundError(
             f"_toc.yml names chapters that do not exist: {', '.join(missing)}"
         )
