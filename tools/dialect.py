@@ -93,8 +93,10 @@ def directives(source: str) -> dict[str, str]:
     "A cell's leading `#|` directives; those without a value have ''."
     head = LEADING.match(source)
     text = re.sub(r"[ \t]*\n\s*#\|[ \t]{2,}", " ", head[0] if head else "")
-    found = re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", text, re.M)
-    return {m[1]: m[2].strip().strip("\"'") for m in found}
+    return {
+        m[1]: m[2].strip().strip("\"'")
+        for m in re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", text, re.M)
+    }
 
 
 def without_directives(source: str) -> str:
@@ -106,14 +108,12 @@ def cell_tags(found: dict[str, str]) -> list[str]:
     ask for.
     """
     off = lambda name: found.get(name, "").lower() == "false"
-    tags = []
-    if "hide" in found or "default_exp" in found:
-        tags.append("remove-cell")
-    if off("echo"):
-        tags.append("remove-input")
-    if off("output"):
-        tags.append("remove-output")
-    return tags
+    asked = {
+        "remove-cell": "hide" in found or "default_exp" in found,
+        "remove-input": off("echo"),
+        "remove-output": off("output"),
+    }
+    return [tag for tag in asked if asked[tag]]
 
 
 def shows_export(found: dict[str, str]) -> bool:
@@ -124,16 +124,16 @@ def shows_export(found: dict[str, str]) -> bool:
 def fold_of(source: str, raw: bool = False) -> folding.Fold | None:
     "What stands for a cell on the page; None where its code is seen or hidden."
     found = directives(source)
-    if {"remove-cell", "remove-input"} & set(cell_tags(found)):
-        return None
-    return folding.fold(found, without_directives(source), raw)
+    hidden = {"remove-cell", "remove-input"} & set(cell_tags(found))
+    return (
+        None if hidden else folding.fold(found, without_directives(source), raw)
+    )
 
 
 def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
     "The tag that folds a cell, and what the page says in its place."
-    tags = cell["metadata"].setdefault("tags", [])
     if fold:
-        tags.append("hide-input")
+        cell["metadata"].setdefault("tags", []).append("hide-input")
         cell["metadata"].setdefault("mystnb", {})["code_prompt_show"] = (
             f"{FOLD}{fold.kind} {fold.html()}"
         )
@@ -221,8 +221,11 @@ def link_claims(output: dict, known: set[str]) -> None:
             f'href="{CHECKED}#claim-{name}"><code>{name}</code></a>'
         )
 
-    typed = lambda text: CLAIM_LINE.sub(line, typeset.in_output(text))
-    rewrite(output, typed, "text/html")
+    rewrite(
+        output,
+        lambda text: CLAIM_LINE.sub(line, typeset.in_output(text)),
+        "text/html",
+    )
 
 
 CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
@@ -231,8 +234,11 @@ CHAPTER_LINK = re.compile(r'<a href="(\d{3}_[\w.]+)\.html">\1</a>')
 def title_of(path: Path) -> str:
     "The first heading of a notebook, or its name where there is none."
     cells = load(path)["cells"][:1] if path.exists() else []
-    first = "".join(line for cell in cells for line in cell["source"])
-    found = re.search(r"^# (.+)$", first, re.M)
+    found = re.search(
+        r"^# (.+)$",
+        "".join(line for cell in cells for line in cell["source"]),
+        re.M,
+    )
     return found[1] if found else path.stem
 
 
@@ -247,8 +253,12 @@ def chapter_titles(output: dict, folder: Path) -> set[Path]:
         read.add(path := folder / f"{match[1]}.ipynb")
         return f'<a href="{match[1]}.html">{html.escape(title_of(path))}</a>'
 
-    titled = lambda text: CHAPTER_LINK.sub(link, text)
-    rewrite(output, titled, "text/html", "text/markdown")
+    rewrite(
+        output,
+        lambda text: CHAPTER_LINK.sub(link, text),
+        "text/html",
+        "text/markdown",
+    )
     return read
 
 
@@ -262,19 +272,15 @@ def export_label(
     if full not in entries:
         return None
     defined = api.defined_names(without_directives(source))
-    targets = [
+    lines = [
         f"({e.target('code')})=" for e in entries[full] if e.name in defined
+    ] + [
+        ":::{div} module-label",
+        f"[`{full}`](#{api.module_target(full)})",
+        ":::",
     ]
-    text = "\n".join(
-        [
-            *targets,
-            ":::{div} module-label",
-            f"[`{full}`](#{api.module_target(full)})",
-            ":::",
-        ]
-    )
     name = f"m{zlib.crc32((source + module).encode()):08x}"
-    return cell_of("markdown", text, name)
+    return cell_of("markdown", "\n".join(lines), name)
 
 
 KERNEL = "normalnorm/layers/engines/native.cpp"
@@ -284,10 +290,9 @@ def native_cell(cell: dict) -> dict:
     """C++ as a code cell with a tag that says so, by which `colour_native`
     knows it.
     """
-    source = cell["source"]
-    code = without_directives(source)
+    code = without_directives(cell["source"])
     made = cell_of("code", code, cell["id"], tags=["cpp"])
-    fold_cell(made, fold_of(source, raw=True))
+    fold_cell(made, fold_of(cell["source"], raw=True))
     return made
 
 
@@ -365,8 +370,10 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
         if cell["cell_type"] == "code":
             found = directives(cell["source"])
             if i == number:
-                mark = ":::{div} failed-cell\nThis cell failed.\n:::"
-                mark = f"(failed-{name})=\n{mark}"
+                mark = (
+                    f"(failed-{name})=\n"
+                    ":::{div} failed-cell\nThis cell failed.\n:::"
+                )
                 made.append(cell_of("markdown", mark, "failed-here"))
                 cell["metadata"]["failed"] = True
             if (
@@ -436,10 +443,9 @@ def source_read(app, docname, source):
         source[0] = source[0].replace(api.MARK, api.page(root))
     if path.suffix != ".ipynb":
         return
-    chapter = Chapter(path.stem, root)
     from tools.run import Run  # psutil, which who builds a wheel has not
 
-    run = Run(chapter)
+    run = Run(Chapter(path.stem, root))
     for file in (run.notebook, run.record_file, records.LEDGER):
         app.env.note_dependency(str(file))
     notebook = translate_notebook(
@@ -740,16 +746,17 @@ def on_all_pages(root: Path) -> int:
     """
     files = [root / "_toc.yml", *sorted((root / "_static").glob("*.*"))]
     titles = map(title_of, sorted((root / "nbs").glob("*.ipynb")))
-    found = b"".join(path.read_bytes() for path in files)
-    return zlib.crc32(found + "\n".join(titles).encode())
+    return zlib.crc32(
+        b"".join(path.read_bytes() for path in files)
+        + "\n".join(titles).encode()
+    )
 
 
 def setup(app):
     from tools import names, plain, sidebar
 
     # all pages are written again when this changes
-    shown = on_all_pages(Path(app.srcdir))
-    app.add_config_value("on_all_pages", shown, "html")
+    app.add_config_value("on_all_pages", on_all_pages(Path(app.srcdir)), "html")
     app.connect("source-read", source_read)
     app.connect("env-check-consistency", write_in_parallel)
     app.connect("doctree-read", colour_native)
@@ -769,14 +776,15 @@ def setup(app):
     app.connect("build-finished", plain.write_downloads)
     number_as_files()
     one_tree_for_many_references()
-    own = b"".join(
-        Path(__file__).with_name(f"{name}.py").read_bytes()
-        for name in "dialect api folding markup plain typeset".split()
-    )
     # all pages are read again when this changes
     return {
         "version": "1",
-        "env_version": zlib.crc32(own),
+        "env_version": zlib.crc32(
+            b"".join(
+                Path(__file__).with_name(f"{name}.py").read_bytes()
+                for name in "dialect api folding markup plain typeset".split()
+            )
+        ),
         "parallel_read_safe": True,
         "parallel_write_safe": True,
     }
