@@ -345,16 +345,11 @@ class Writer:
         return piece.text
 
     def citation(self, piece: Citation) -> str:
-        if piece.named:
-            return f"@{piece.entries[0][0]}"
-        return (
-            "["
-            + "; ".join(
-                f"@{key}" + f", {remark}" * bool(remark)
-                for key, remark in piece.entries
-            )
-            + "]"
+        entries = "; ".join(
+            f"@{key}" + f", {remark}" * bool(remark)
+            for key, remark in piece.entries
         )
+        return entries if piece.named else f"[{entries}]"
 
     def reference(self, piece: Reference) -> str:
         return f"@{piece.label}"
