@@ -118,42 +118,27 @@ def class_signature(node: ast.ClassDef) -> str:
 
 def public(text: str, module: str) -> list[Entry]:
     "The public functions and classes that a module defines, in its order."
-    found = []
-    for node in ast.parse(text).body:
-        if not isinstance(
-            node, (ast.FunctionDef, ast.ClassDef)
-        ) or node.name.startswith("_"):
-            continue
+
+    def entry(node: ast.FunctionDef | ast.ClassDef) -> Entry:
+        about = module, node.name
         doc = ast.get_docstring(node) or ""
         if isinstance(node, ast.FunctionDef):
-            found.append(
-                Entry(
-                    module,
-                    node.name,
-                    "function",
-                    signature(node.name, node),
-                    doc,
-                )
-            )
-        else:
-            methods = tuple(
-                (signature(m.name, m, method=True), ast.get_docstring(m))
-                for m in node.body
-                if isinstance(m, ast.FunctionDef)
-                and not m.name.startswith("_")
-                and ast.get_docstring(m)
-            )
-            found.append(
-                Entry(
-                    module,
-                    node.name,
-                    "class",
-                    class_signature(node),
-                    doc,
-                    methods,
-                )
-            )
-    return found
+            return Entry(*about, "function", signature(node.name, node), doc)
+        methods = tuple(
+            (signature(m.name, m, method=True), ast.get_docstring(m))
+            for m in node.body
+            if isinstance(m, ast.FunctionDef)
+            and not m.name.startswith("_")
+            and ast.get_docstring(m)
+        )
+        return Entry(*about, "class", class_signature(node), doc, methods)
+
+    return [
+        entry(node)
+        for node in ast.parse(text).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -161,14 +146,11 @@ def entries(root: Path) -> dict[str, list[Entry]]:
     """Module → its entries; modules that define nothing public are left out, as
     is the package's own `__init__`.
     """
-    found = {
-        dotted(p, root): public(p.read_text(encoding="utf-8"), dotted(p, root))
-        for p in files(root)
-    }
     return {
         module: listed
-        for module, listed in found.items()
-        if listed and module != "normalnorm"
+        for path in files(root)
+        if (module := dotted(path, root)) != "normalnorm"
+        and (listed := public(path.read_text(encoding="utf-8"), module))
     }
 
 
@@ -270,8 +252,7 @@ def page(root: Path) -> str:
                     "",
                 ]
             if (module, e.name) in visible:
-                derived = e.target("code")
-                out += [f"→ [where it is derived](#{derived})", ""]
+                out += [f"→ [where it is derived](#{e.target('code')})", ""]
     return "\n".join(out)
 
 
@@ -301,11 +282,18 @@ def claims(root: Path) -> list[dict[str, str]]:
         chapter = re.search(r'^__chapter__ = "(.+)"', text, re.M)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "claim":
-                said = {"chapter": chapter[1], "id": node.args[0].value}
-                said |= {"verdict": "holds", "kind": "", "source": ""} | {
-                    k.arg: k.value.value
-                    for k in node.keywords
-                    if isinstance(k.value, ast.Constant)
-                }
-                found.append(said)
+                found.append(
+                    {
+                        "chapter": chapter[1],
+                        "id": node.args[0].value,
+                        "verdict": "holds",
+                        "kind": "",
+                        "source": "",
+                    }
+                    | {
+                        k.arg: k.value.value
+                        for k in node.keywords
+                        if isinstance(k.value, ast.Constant)
+                    }
+                )
     return sorted(found, key=lambda said: said["chapter"])
