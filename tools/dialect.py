@@ -753,7 +753,7 @@ def on_all_pages(root: Path) -> int:
 
 
 def setup(app):
-    from tools import names, plain, sidebar
+    from tools import names, plain, ranking, sidebar
 
     # all pages are written again when this changes
     app.add_config_value("on_all_pages", on_all_pages(Path(app.srcdir)), "html")
@@ -764,6 +764,8 @@ def setup(app):
     # after the extensions that add scripts
     app.connect("html-page-context", no_network, priority=900)
     app.connect("html-page-context", number_equations)
+    app.connect("html-collect-pages", ranking.write)
+    app.connect("html-page-context", ranking.on_the_search_page)
     app.connect("build-finished", finished)
     app.setup_extension("myst_nb")
     from myst_nb.sphinx_ import HideCodeCellNode
@@ -782,7 +784,7 @@ def setup(app):
         "env_version": zlib.crc32(
             b"".join(
                 Path(__file__).with_name(f"{name}.py").read_bytes()
-                for name in "dialect api folding markup plain typeset".split()
+                for name in "dialect api folding markup plain ranking typeset".split()
             )
         ),
         "parallel_read_safe": True,

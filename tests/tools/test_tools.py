@@ -9,10 +9,11 @@ import pytest
 from docutils import nodes
 from docutils.utils import new_document
 from sphinx.domains import std
+from sphinx.search.en import SearchEnglish
 
 import normalnorm
 from tests.book import toy
-from tools import bounds, dialect, export, order, plain, run, size
+from tools import bounds, dialect, export, order, plain, ranking, run, size
 from tools.chapters import (
     ROOT,
     build_order,
@@ -786,3 +787,26 @@ def test_the_code_is_no_heavier():
     """
     total = sum(size.sizes().values(), Counter())
     assert total["statements"] <= 60_000 and total["characters"] <= 3_440_000
+
+
+# ---- the search -------------------------------------------------------------
+
+
+def test_a_rare_word_weighs_more_and_in_a_title_and_on_a_short_page():
+    texts = "common", "whitens; common: mean", "common mean" + 99 * " filling"
+    titles = "Whitening", "Two", "Three"
+    found = ranking.weights(
+        [
+            ranking.counted(
+                f'<article class="bd-article"><h1>{title}</h1>{text} 7 the'
+                "<pre>code</pre></article>",
+                SearchEnglish({}),
+            )
+            for title, text in zip(titles, texts)
+        ]
+    )
+    assert not {"whitens", "code", "7", "the"} & set(found)
+    assert set(found["whiten"]) == {0, 1}
+    assert found["whiten"][0] > found["whiten"][1] > found["common"][1] > 0
+    assert found["mean"][1] > found["mean"][2]
+    assert ranking.packed({3: 0.01, 1: 0.02}) == ["13", "21"]
