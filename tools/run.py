@@ -144,14 +144,12 @@ def meaning(name: str, data: bytes) -> str:
         if name.endswith(".py"):
             return records.syntax(data)
         if name.endswith(".ipynb"):
-            cells = [
-                (cell["cell_type"], "".join(cell["source"]))
-                for cell in json.loads(data)["cells"]
-            ]
             return records.digest(
                 [
-                    text if kind != "markdown" else HEADING.findall(text)
-                    for kind, text in cells
+                    HEADING.findall("".join(cell["source"]))
+                    if cell["cell_type"] == "markdown"
+                    else "".join(cell["source"])
+                    for cell in json.loads(data)["cells"]
                 ]
             )
     except (KeyError, ValueError, SyntaxError):
@@ -166,17 +164,17 @@ def environment(root: Path) -> str:
     itself.
     """
     texts = [
-        (root / name).read_text()
-        for name in ("constraints.txt", "settings.ini")
-    ] + [RECORD, REPORT, sys.version]
-    texts += [
-        f"{name} {version(name)}"
-        for name in ("torch", "numpy", "scipy", "matplotlib")
-    ]
-    texts += [
-        f"{name}={value}"
-        for name, value in sorted(os.environ.items())
-        if SWITCHES.fullmatch(name)
+        *((root / f).read_text() for f in ("constraints.txt", "settings.ini")),
+        *(RECORD, REPORT, sys.version),
+        *(
+            f"{name} {version(name)}"
+            for name in ("torch", "numpy", "scipy", "matplotlib")
+        ),
+        *(
+            f"{name}={value}"
+            for name, value in sorted(os.environ.items())
+            if SWITCHES.fullmatch(name)
+        ),
     ]
     return digest("\0".join(texts).encode())
 
@@ -477,15 +475,16 @@ def execute(
             replace(run.notebook, nbformat.writes(notebook))
         else:
             run.notebook.unlink(missing_ok=True)
-        failed = {
-            "cell": number,
-            "of": count if number else 0,
-            "error": line,
-        }
-        seconds = round(time.perf_counter() - start, 2)
-        save(run.record_file, {"failed": failed, "seconds": seconds})
+        of = count if number else 0
+        save(
+            run.record_file,
+            {
+                "failed": {"cell": number, "of": of, "error": line},
+                "seconds": round(time.perf_counter() - start, 2),
+            },
+        )
         raise ChapterFailed(
-            chapter.name, number, count if number else 0, line, clean(details)
+            chapter.name, number, of, line, clean(details)
         ) from None
     replace(run.notebook, text)
     save(run.record_file, record)
@@ -502,9 +501,9 @@ def expected_seconds(chapter: Chapter) -> float:
     """What the chapter took when it was last run, or on the machine of the
     committed list, or a guess.
     """
-    if seconds := Run(chapter).record().get("seconds"):
-        return seconds
-    return load(SECONDS).get(chapter.name, 5.0)
+    return Run(chapter).record().get("seconds") or load(SECONDS).get(
+        chapter.name, 5.0
+    )
 
 
 def rounds(todo: list[Chapter]) -> list[list[Chapter]]:
