@@ -112,8 +112,11 @@ class Trial(NamedTuple):
 
     @property
     def averages(self) -> list[str]:
-        layer = self.ours()
-        return [n for n, _ in layer.named_buffers() if n.startswith("running_")]
+        return [
+            name
+            for name, _ in self.ours().named_buffers()
+            if name.startswith("running_")
+        ]
 
     @property
     def standard(self) -> bool:
@@ -167,8 +170,7 @@ class Trial(NamedTuple):
 
     def whole(self, rows):
         "The array of which `units` gave the rows."
-        out = rows.ravel()[self.places().ravel().argsort()]
-        return out.reshape(self.shape)
+        return rows.ravel()[self.places().ravel().argsort()].reshape(self.shape)
 
     def ours(self, **options) -> nn.Module:
         return _made(
@@ -190,9 +192,8 @@ class Trial(NamedTuple):
             for k, v in options.items()
             if k not in ("noise", "alpha", "steps", "safeguard", "gaussianizer")
         }
-        of = self._replace(settings={})
-        found = reference(of.ours(**known), self.row, self.kind)
-        if found is not None:
+        bare = self._replace(settings={}).ours(**known)
+        if (found := reference(bare, self.row, self.kind)) is not None:
             return found
         unit = (
             self.row.unit.replace("G", "C")
@@ -247,8 +248,8 @@ def _made(make: Callable, cls: type, channels: int, options: dict) -> nn.Module:
         **given,
     }
     if "gaussianizer" in given and "alpha" in given:
-        alpha = given.pop("alpha")
-        given["gaussianizer"] = given["gaussianizer"] if alpha else Identity()
+        if not given.pop("alpha"):
+            given["gaussianizer"] = Identity()
     if "group_size" in known:
         del given["num_groups"]
     return make(channels, **{k: v for k, v in given.items() if k in known})
@@ -262,12 +263,11 @@ def trials(sizes: dict[str, int] = SIZES) -> list[Trial]:
     for row in families.rows():
         if row.layer.__name__.startswith("_"):
             continue
-        kinds = (
+        for kind in (
             row.inputs()
             if "…" not in row.axes
             else ["B L C" if row.axes.endswith("C") else "B C H W"]
-        )
-        for kind in kinds:
+        ):
             letters = kind.split()
             if "B" in letters:
                 size = sizes | ({"B": 3 * sizes["B"]} if kind == "B C" else {})
