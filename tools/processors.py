@@ -154,15 +154,11 @@ def lacking(name: str) -> str:
 
 def find(tool: str) -> str | None:
     "The path of a command, or of a library that clang brings with it."
-    if tool.endswith(".so"):
-        program = shutil.which("clang++")
-        found = (
-            Path(program).resolve().parents[1] / "lib" / tool
-            if program
-            else None
-        )
-        return str(found) if found and found.exists() else None
-    return shutil.which(tool)
+    program = shutil.which("clang++" if tool.endswith(".so") else tool)
+    if program and tool.endswith(".so"):
+        found = Path(program).resolve().parents[1] / "lib" / tool
+        return str(found) if found.exists() else None
+    return program
 
 
 def first_line(*command: str) -> str | None:
@@ -176,11 +172,10 @@ def first_line(*command: str) -> str | None:
 def missing(tools: Iterable[str]) -> str:
     "What to do for tools that are not here; nothing where all are."
     lacks = [t for t in dict.fromkeys(tools) if not find(t)]
-    packages = sorted({PACKAGES[t] for t in lacks})
     return (
         f"{', '.join(lacks)} cannot be found here: apt-get install "
-        f"{' '.join(packages)} (Debian's names), or choose other parts with "
-        "--only"
+        f"{' '.join(sorted({PACKAGES[t] for t in lacks}))} (Debian's names), "
+        "or choose other parts with --only"
         if lacks
         else ""
     )
@@ -223,13 +218,9 @@ def environment(
     """For a process whose kernel and whose PyTorch are held to an instruction
     set.
     """
-    usual = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in {name for s in SETS.values() for name, _ in s.torch}
-    }
+    held = {name for s in SETS.values() for name, _ in s.torch}
     return (
-        usual
+        {k: v for k, v in os.environ.items() if k not in held}
         | dict(SETS[instructions].torch)
         | {
             "CXX": compiling(
@@ -312,8 +303,12 @@ def run_tests(
     cache_folder = folder.parent / f"kernel-{compiler}-{instructions}"
     env = environment(instructions, compiler, cache_folder, threads)
     compiled(instructions, env)
-    options = ["--no-header", "--tb=short"]
-    done = python("-m", "pytest", *options, *chosen, cwd=ROOT, env=env)
+    done = python(
+        *"-m pytest --no-header --tb=short".split(),
+        *chosen,
+        cwd=ROOT,
+        env=env,
+    )
     (folder / "output.txt").write_text(done.stdout + done.stderr, "utf-8")
     return tested(done.stdout, done.returncode)
 
@@ -400,22 +395,18 @@ def run_sanitized(instructions: str, which: str, folder: Path) -> dict:
     barriers order; gcc's is unknown to it.
     """
     usual = ["-g", "-O1", "-fno-omit-frame-pointer", f"-fsanitize={which}"]
-    options, extra = (
+    threads = which == "thread"
+    return run_driver(
+        ["clang++", "-fopenmp=libomp"] if threads else ["g++", "-fopenmp"],
         [SETS[instructions].march, *usual],
-        {
+        folder,
+        extra={
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "ASAN_OPTIONS": "detect_leaks=1",
             "OMP_TOOL_LIBRARIES": str(find("libarcher.so")),
             "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",
             "ARCHER_OPTIONS": "verbose=1",
         },
-    )
-    threads = which == "thread"
-    return run_driver(
-        ["clang++", "-fopenmp=libomp"] if threads else ["g++", "-fopenmp"],
-        options,
-        folder,
-        extra=extra,
         accept=True,
         heard="Archer detected" if threads else "",
     )
@@ -438,9 +429,10 @@ def run_arm(compiler: str, folder: Path) -> dict:
 
 def run_whole(instructions: str, folder: Path) -> dict:
     "Every test, and every chapter among them, in a folder of their own."
-    left_out = [word for test in NOT_HELD for word in ("--deselect", test)]
-    several = ("-n", "2", "--dist", "worksteal")
-    chosen = (*several, "tests", *left_out)
+    chosen = (
+        *("-n", "2", "--dist", "worksteal", "tests"),
+        *(word for test in NOT_HELD for word in ("--deselect", test)),
+    )
     return run_tests(instructions, "gcc", 1, folder, chosen)
 
 
@@ -604,10 +596,12 @@ def main(arguments: list[str] | None = None) -> int:
             f"no part has {' or '.join(given.only)} in its name; there are "
             + ", ".join(p.name for p in parts())
         )
-    able = [
-        p for p in chosen if not (p.instructions and lacking(p.instructions))
-    ]
-    if problem := missing(t for p in able for t in p.tools):
+    if problem := missing(
+        tool
+        for p in chosen
+        if not (p.instructions and lacking(p.instructions))
+        for tool in p.tools
+    ):
         print(problem, file=sys.stderr)
         return 2
     known = recorded() if given.record else {}
