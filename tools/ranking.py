@@ -42,7 +42,7 @@ def counted(page: str, language) -> Counter:
         for m in HEADINGS.finditer(text)
     ]
     for part, times in parts:
-        plain = html.unescape(re.sub("<[^>]*>", "", part))
+        plain = html.unescape(re.sub("<[^>]*>", " ", part))
         for word in language.split(plain):
             found[stem(language, word)] += times
     del found[""]

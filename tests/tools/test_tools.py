@@ -794,7 +794,7 @@ def test_the_code_is_no_heavier():
 
 
 def test_a_rare_word_weighs_more_and_in_a_title_and_on_a_short_page():
-    texts = "common", "whitens; common: mean", "common mean" + 99 * " filling"
+    texts = "common", "whitens, " * 3 + "common mean", "common mean" + " x" * 99
     titles = "Whitening", "Two", "Three"
     found = ranking.weights(
         [
@@ -808,6 +808,6 @@ def test_a_rare_word_weighs_more_and_in_a_title_and_on_a_short_page():
     )
     assert not {"whitens", "code", "7", "the"} & set(found)
     assert set(found["whiten"]) == {0, 1}
-    assert found["whiten"][0] > found["whiten"][1] > found["common"][1] > 0
-    assert found["mean"][1] > found["mean"][2]
+    assert found["whiten"][0] > found["whiten"][1] > found["mean"][1]
+    assert found["mean"][1] > max(found["common"][1], found["mean"][2])
     assert ranking.packed({3: 0.01, 1: 0.02}) == ["13", "21"]
