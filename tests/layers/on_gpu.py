@@ -415,6 +415,7 @@ def interpreter():
     "name, noise, reads",
     [
         ("layer", 0.4, (1, 2)),
+        ("long, even", 0.4, (1, 2)),  # a row that is not there is not read
         ("batch", 0.0, (3, 4)),
         ("batch", 0.4, (5, 4)),
         ("last", 0.0, (3, 4)),
