@@ -551,6 +551,13 @@ class Normalization(NamedTuple):
     def cast(self) -> "Normalization":
         """The same with an input that has the dtype of the output already: for
         who reads and writes one dtype.
+
+        Example:
+
+            >>> half = torch.ones(2, 3).half()
+            >>> problem = Normalization(half, Over(0), out_dtype=torch.float32)
+            >>> problem.cast().u.dtype, problem.cast().out_dtype
+            (torch.float32, None)
         """
         if self.out_dtype is None:
             return self
@@ -645,7 +652,7 @@ def by_definition(
 
 # ---- what kernels have in common
 def triple(given: Statistics) -> tuple[Tensor | None, ...]:
-    """Given statistics as kernels take them: mean, variance, λ or None.
+    """`given` statistics as kernels take them: mean, variance, λ or None.
 
     Example:
 

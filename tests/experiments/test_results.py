@@ -24,6 +24,7 @@ import scipy.stats
 import torch
 
 from normalnorm.experiments import data, results, spread, tables
+from normalnorm.experiments.idx import fashion_folder
 from normalnorm.experiments.results import (
     Published,
     Recipe,
@@ -694,6 +695,10 @@ def test_rows_are_found_when_they_are_packed(known):
 
 
 @pytest.mark.book
+@pytest.mark.skipif(
+    not fashion_folder().is_dir(),
+    reason="Debian's dataset-fashion-mnist is not installed",
+)
 def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
     """The sets, and of every row whose images are drawn by its seed, these;
     the identities are those of the files' names and of the present

@@ -114,13 +114,24 @@ def differs(case):
     ]
 
 
+def products_keep_bits():
+    "Whether a column of PyTorch's matrix product does not notice the others."
+    torch.manual_seed(0)
+    w, c = torch.randn(4, 4), torch.randn(4, 2048)
+    return all(
+        torch.equal((w @ c[:, :n])[:, 0], (w @ c)[:, 0]) for n in range(1, 128)
+    )
+
+
 def test_a_sample_has_the_same_bits_in_any_company():
-    "A share of all cases."
-    draw = random.Random(0)
+    "A share of all cases; whitening is a product, which some processors vary."
+    draw, kept = random.Random(0), products_keep_bits()
     some = [
         case
         for case in cases()
-        if draw.random() < 0.015 and case[0].row.layer.__name__ not in EXCEPT
+        if draw.random() < 0.015
+        and case[0].row.layer.__name__ not in EXCEPT
+        and (kept or "Decorrelated" not in case[0].row.layer.__name__)
     ]
     found = {name(case): differs(case) for case in some}
     assert len(some) > 150 and not any(found.values()), found

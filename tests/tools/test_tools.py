@@ -784,10 +784,10 @@ def test_what_is_counted():
 def test_the_code_is_no_heavier():
     """Whoever needs more takes something out first, or says here why not: the
     last thousand are the kernels for a GPU, less their prototypes, the last
-    fifty the search's own ranking.
+    sixty the search's own ranking.
     """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 60_050 and total["characters"] <= 3_441_000
+    assert total["statements"] <= 60_060 and total["characters"] <= 3_441_000
 
 
 # ---- the search -------------------------------------------------------------

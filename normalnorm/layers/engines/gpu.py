@@ -125,7 +125,7 @@ def _parts(n: int, size: int) -> int:
 # %% ../../../nbs/287_layers.engines.gpu.ipynb #acc772ad
 class Step:
     """A launch of a kernel but for its tensors: its name, the grid, the numbers
-    behind the tensors, and what it is compiled for.
+    behind the tensors, and `how` it is compiled.
 
     From a call's arguments Triton finds, at each call, what it has compiled for
     such. Here that is kept, by dtype and alignment of the tensors.

@@ -591,8 +591,21 @@ class Call(NamedTuple):
 
         `problem`, `keep`: as there.
         """
-        u, _, _, weight, bias, _, given, *rest = problem
-        running, momentum, seed, offset, wanted, _ = rest
+        (
+            u,
+            _,
+            _,
+            weight,
+            bias,
+            _,
+            given,
+            running,
+            momentum,
+            seed,
+            offset,
+            wanted,
+            _,
+        ) = problem
         drawn, momentum = self.varying(u, seed, momentum)
         out, numbers = forward(
             self,
@@ -1433,8 +1446,21 @@ class Staged(NamedTuple):
 
     def forward(self, problem: NormalizationAcross, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
-        u, _, rule, weight, bias, _, _, *rest = problem
-        running, momentum, seed, offset, wanted, _ = rest
+        (
+            u,
+            _,
+            rule,
+            weight,
+            bias,
+            _,
+            _,
+            running,
+            momentum,
+            seed,
+            offset,
+            wanted,
+            _,
+        ) = problem
         call, unit = self.call, self.across
         units, shape = call.traversal.units, call.shape
         drawn, momentum = call.varying(

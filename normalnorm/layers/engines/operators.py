@@ -355,8 +355,21 @@ def _take_given(problem: Normalization) -> Tensor | None:
 
 def _take(problem: Normalization) -> Tensor | None:
     "The results by the operators; None where they are not for it."
-    u, unit, rule, weight, bias, axis, given, *rest = problem.cast()
-    running, momentum, seed, offset, wanted, _ = rest
+    (
+        u,
+        unit,
+        rule,
+        weight,
+        bias,
+        axis,
+        given,
+        running,
+        momentum,
+        seed,
+        offset,
+        wanted,
+        _,
+    ) = problem.cast()
     power = rule.gaussianizer
     if (
         wanted
