@@ -787,7 +787,7 @@ def test_the_code_is_no_heavier():
     sixty the search's own ranking.
     """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 60_060 and total["characters"] <= 3_441_000
+    assert total["statements"] <= 60_060 and total["characters"] <= 3_442_000
 
 
 # ---- the search -------------------------------------------------------------
