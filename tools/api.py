@@ -112,7 +112,7 @@ def class_signature(node: ast.ClassDef) -> str:
             return signature(node.name, item, method=True).removesuffix(
                 " -> None"
             )
-    fields = [ast.unparse(i) for i in node.body if isinstance(i, ast.AnnAssign)]
+    fields = [ast.unparse(n) for n in folding.given(node)]
     return call(node.name, fields or [ast.unparse(b) for b in node.bases])
 
 

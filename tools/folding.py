@@ -105,6 +105,16 @@ def first_sentence(doc: str) -> str:
     return (found[1] if found else words).rstrip(":")
 
 
+def given(node: ast.ClassDef) -> list[ast.AnnAssign]:
+    "The fields of a dataclass or named tuple that its constructor takes."
+    return [
+        n
+        for n in node.body
+        if isinstance(n, ast.AnnAssign)
+        and "init=False" not in ast.unparse(n.value or n.target)
+    ]
+
+
 def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
     """As it is called: names and defaults, without annotations; those of the
     constructor for a class.
@@ -120,12 +130,7 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
             None,
         )
         if function is None:
-            fields = [
-                n.target.id
-                for n in node.body
-                if isinstance(n, ast.AnnAssign)
-                and isinstance(n.target, ast.Name)
-            ]
+            fields = [ast.unparse(n.target) for n in given(node)]
             return f"{node.name}({', '.join(fields)})" if fields else node.name
     a = function.args
     copy = ast.arguments(
