@@ -2,13 +2,14 @@
 the chapter that shows it; what it measures is in results/benchmarks.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import files, measure, noise, sets
+from benchmarks import files, measure, noise, sets, stable
 from benchmarks.measure import PARTS
 from normalnorm.experiments import results
 from tests.layers.steps import step
@@ -718,3 +719,20 @@ def test_the_pieces_that_are_exchanged_are_in_the_kernel():
         assert other != text, name
         with pytest.raises(LookupError, match="to exchange"):
             noise.exchanged(other, pieces)
+
+
+# ---- operators by the stable interface ----
+
+
+def test_what_is_measured_of_stable_operators_is_batch_norm(tmp_path):
+    "And what a layer's step reads and moves is all there."
+    torch.ops.load_library(str(stable.built(tmp_path)))
+    u, grad, found = torch.randn(32, 64), torch.randn(32, 64), []
+    for make in (torch.nn.BatchNorm1d, partial(stable.Layer, drawing=True)):
+        torch.manual_seed(0)
+        layer = make(64)
+        layer.weight.data.uniform_(0.5, 2)
+        x = u.clone().requires_grad_()
+        grads = measure.step(layer, x, grad)()
+        found.append([*grads, layer(x), *layer.buffers()])
+    torch.testing.assert_close(*found)
