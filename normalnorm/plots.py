@@ -14,7 +14,6 @@ __all__ = [
     "subplots",
     "svg",
     "qq_plot",
-    "seed_dots",
     "curves",
     "flow",
     "markdown",
@@ -214,54 +213,6 @@ def qq_plot(
     ax.plot(ends, intercept + slope * ends, "-", linewidth=1, color=INK)
     ax.set(xlabel="normal quantile", ylabel="ordered value")
     return float(r**2)
-
-
-def seed_dots(ax: "Axes", groups: dict[str, Any], unit: str) -> None:
-    """One column per group: each seed a dot, beside them mean ± standard error.
-
-    `groups`: name → values, two or more each. `ax`: the axes of matplotlib to
-    draw in.
-
-    Showing every seed keeps a reader from taking the bar for the spread: the
-    standard error shrinks with more seeds, the spread does not.
-
-    `unit`: the label of the vertical axis. Raises `ValueError` for a group of
-    one value, which has no standard error.
-
-    Example:
-
-        >>> from matplotlib.figure import Figure
-        >>> ax = Figure().subplots()
-        >>> seed_dots(ax, {"BN": [88.1, 88.9], "BNN": [88.8, 89.3]}, "accuracy")
-        >>> ax.get_ylabel()
-        'accuracy'
-    """
-    import numpy as np
-
-    for i, (name, values) in enumerate(groups.items()):
-        values, color = (
-            np.asarray(values, dtype=float),
-            PALETTE[i % len(PALETTE)],
-        )
-        if values.size < 2:
-            raise ValueError(
-                f"{name}: a standard error needs at least 2 "
-                f"seeds, given {values.size}"
-            )
-        ax.plot(
-            np.full(values.size, i - 0.12),
-            values,
-            "o",
-            markersize=3.5,
-            color=color,
-            alpha=0.75,
-        )
-        error = values.std(ddof=1) / np.sqrt(values.size)
-        ax.errorbar(
-            i + 0.12, values.mean(), error, fmt="D", markersize=4.5, color=color
-        )
-    ax.set(ylabel=unit, xlim=(-0.5, len(groups) - 0.5))
-    ax.set_xticks(range(len(groups)), list(groups))
 
 
 # %% ../nbs/720_plots.ipynb #6c75a002

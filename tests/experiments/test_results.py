@@ -828,7 +828,7 @@ def test_a_grid_that_comes_later_takes_in_what_was_run_before(tmp_path):
 
 
 def test_how_settings_were_chosen_is_said(tmp_path):
-    "On validation: the chapter."
+    "By validation, which prefers another setting than the test images do."
     recipe = _tuned({arm: {"x": (1, 2, 3)} for arm in "ab"})
     results.run_recipe(recipe, "smoke", seeds=2, out=tmp_path)
     text = told(recipe, tmp_path)
