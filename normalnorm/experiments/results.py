@@ -11,6 +11,7 @@ __all__ = [
     "SCALES",
     "TUNED_ON",
     "NATIVE",
+    "GENERATED",
     "PACKED",
     "UnknownName",
     "ResultsError",
@@ -598,12 +599,14 @@ def drawn_hash(config: dict[str, Any], seed: int) -> str | None:
 
 # %% ../../nbs/760_experiments.results.ipynb #a60c0de2
 NATIVE = (".cpp", ".h", ".cu")
+GENERATED = ("checks", "_modidx.py")  # no run reads them, git has none
 
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
     """12 hexadecimal digits of a SHA-256 of the package's files, names and
-    content: Python and native sources (`NATIVE`).
+    content: Python and native sources (`NATIVE`), but for those that are
+    `GENERATED`.
 
     Example:
 
@@ -612,8 +615,9 @@ def source_hash() -> str:
     """
     package, source = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", *NATIVE):
-            name = path.relative_to(package).as_posix()
+        of = path.relative_to(package)
+        if path.suffix in (".py", *NATIVE) and of.parts[0] not in GENERATED:
+            name = of.as_posix()
             source.update(name.encode() + b"\0" + path.read_bytes())
     return source.hexdigest()[:12]
 

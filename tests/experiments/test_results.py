@@ -502,7 +502,8 @@ def test_hash_of_the_package_counts_native_sources(tmp_path, monkeypatch):
     by_hand = hashlib.sha256()
     for name, content in sources.items():
         by_hand.update(f"{name}\0{content}".encode())
-    for name, content in {**sources, "py.typed": "no source"}.items():
+    others = {"py.typed": "no source", "checks/a.py": "made", "_modidx.py": ""}
+    for name, content in {**sources, **others}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(
