@@ -2,6 +2,7 @@
 dialect adds for them.
 """
 
+import ast
 import csv
 import html
 import json
@@ -11,7 +12,7 @@ import pytest
 
 from normalnorm.claims import ledger
 from tests.book import toy
-from tools import api, dialect, markup, papers
+from tools import api, dialect, folding, markup, papers
 from tools.chapters import ROOT, chapter, chapters
 from tools.files import load
 from tools.run import ensure
@@ -368,6 +369,13 @@ def test_signatures_are_those_of_the_source(small):
         double.target() == "api-normalnorm.small.double"
         and cls.target() == "api-class-normalnorm.small.double"
     )
+
+
+def test_fields_that_a_constructor_does_not_take_are_left_out():
+    code = "class Kept:\n    n: int = 1\n    known: dict = field(init=False)\n"
+    (node,) = ast.parse(code).body
+    found = api.class_signature(node), folding.signature(node)
+    assert found == ("Kept(n: int = 1)", "Kept(n)")
 
 
 def test_the_api_page(small):
