@@ -189,10 +189,15 @@ def test_blanks_and_judges():
 # every cell as it is, then each solution with blanks, from where it began
 JUDGED = """
 from __future__ import annotations
-import json, sys
+import json, linecache, sys
 import matplotlib
 matplotlib.use("agg")
 from normalnorm.lab import exercises_of
+
+def run(text, name, space):
+    "As a notebook does: who asks for the source of a function gets it."
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    exec(compile(text, name, "exec"), space)
 
 def judge(whole, space):
     found = []
@@ -200,7 +205,7 @@ def judge(whole, space):
         if cell["cell_type"] == "markdown":
             found.append((dict(space), [], []))
         else:
-            exec(compile(cell["source"], cell["id"], "exec"), space)
+            run(cell["source"], cell["id"], space)
             found[-1][1].append(cell["source"])
             found[-1][2].append(blanks["source"])
     for before, code, blanks in found:
@@ -208,7 +213,7 @@ def judge(whole, space):
             continue
         text = "\\n".join(blanks)
         try:
-            exec(compile(text, "exercise", "exec"), before)
+            run(text, "exercise", before)
         except NameError:
             raise
         except Exception:

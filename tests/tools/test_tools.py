@@ -786,7 +786,7 @@ def test_the_code_is_no_heavier():
     last thousand are the kernels for a GPU, less their prototypes.
     """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 59_925 and total["characters"] <= 3_434_500
+    assert total["statements"] <= 59_925 and total["characters"] <= 3_435_000
 
 
 # ---- the search -------------------------------------------------------------
