@@ -297,16 +297,17 @@ def _call(
 ) -> None:
     "The kernel's pass, of tensors whose memory is there."
     kind, slope, samples = settings
-    native._call(
-        f"proxy_{which}",
-        _FIELDS,
-        (*parameters, _kernel_nodes(samples), *results, *upstream, *gradients),
+    nodes = _kernel_nodes(samples)
+    tensors = *parameters, nodes, *results, *upstream, *gradients
+    job = _FIELDS.pack(
+        *native._addresses(tensors, (None,) * len(tensors)),
         parameters[0].numel(),
         samples,
         kind.number,
         torch.get_num_threads(),
         slope,
     )
+    getattr(native.library(), f"normalnorm_proxy_{which}")(job)
 
 
 # %% ../../nbs/410_layers.proxy.ipynb #ad4b312a

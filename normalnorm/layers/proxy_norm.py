@@ -18,7 +18,6 @@ __all__ = [
 # %% ../../nbs/415_layers.proxy_norm.ipynb #e15a0007
 import functools
 import math
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -257,19 +256,20 @@ class _GroupedByKernel(NamedTuple):
     """
 
     fixed: bytes  # of a `GroupedJob`
-    kinds: bytes  # what its tensors must be
+    kinds: tuple  # what its tensors must be
     kept: int
     nodes: Tensor | None
     expected: tuple  # of what is saved
     settings: tuple
 
     def _run(self, which: int, *tensors: Tensor | None) -> None:
-        native.library().normalnorm_grouped_of_tensors(
-            which,
-            native._references(_ADDRESSES, tensors)
+        kernel = native.library()
+        (kernel.normalnorm_grouped_forward, kernel.normalnorm_grouped_backward)[
+            which
+        ](
+            _ADDRESSES.pack(*native._addresses(tensors, self.kinds))
             + self.fixed
-            + _VARYING.pack(torch.get_num_threads()),
-            self.kinds,
+            + _VARYING.pack(torch.get_num_threads())
         )
 
     def forward(self, problem: GroupedProxy, keep: bool) -> tuple:
@@ -328,10 +328,8 @@ def _prepared(
     _check_samples(samples)
     images, channels, *rest = shape
     kept = 3 * images * groups + (6 * channels if samples is not None else 0)
-    of_u, made = [len(shape), 0, *shape], [-1, 0]
-    one = [1, 0, channels]
+    expected = native._expected
     float32, cpu = torch.float32, torch.device("cpu")
-    kinds = [*2 * of_u, *made, *6 * one, *made, 1, 0, kept, *6 * made]
     return _GroupedByKernel(
         _FIXED.pack(
             images,
@@ -345,7 +343,14 @@ def _prepared(
             slope,
             added,
         ),
-        struct.pack(f"{len(kinds)}q", *kinds),
+        (
+            *[expected(shape)] * 2,
+            None,
+            *[expected(shape[1:2])] * 6,
+            None,
+            expected(torch.Size([kept])),
+            *_NONE,
+        ),
         kept,
         None if samples is None else _kernel_nodes(samples),
         (

@@ -21,8 +21,6 @@ PLACES = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 
 LIBRARY = {
     "guards.py": {"_C", *(name.rpartition(".")[2] for name in CORE)},
-    # without them there is no kernel (`native._ask`), which has a test
-    "engines/native.py": {"_C", "_cdata"},
     "normality.py": {
         "_parameters",
         "_buffers",

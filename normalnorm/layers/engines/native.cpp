@@ -1107,7 +1107,7 @@ constexpr Layout job_layout = [] {
 
 // What an exported function returns. All memory is asked for before anything is
 // written, by the thread that calls; nothing here throws.
-enum { DONE, NO_MEMORY, NO_DATA, DIFFERENT };
+enum { DONE, NO_MEMORY, NO_DATA };
 // bytes that could not be had when NO_MEMORY was last returned
 thread_local uint64_t refused = 0;
 
@@ -4227,112 +4227,4 @@ int normalnorm_grouped_backward(const GroupedJob* job_) {
     if (rows > (1 << 17)) all_sums[0].release();
     return DONE;
 }
-}
-
-// ---- tensors: what they are is asked at the moment of reading ----
-
-namespace {
-
-// Functions of PyTorch's C interface, which stays as it is from release to
-// release; each takes a reference to a tensor and returns 0
-struct Torch {
-    int (*device)(const void*, int32_t*);
-    int (*dtype)(const void*, int32_t*);
-    int (*ndim)(const void*, i64*);
-    int (*sizes)(const void*, i64**);
-    int (*strides)(const void*, i64**);
-    int (*storage)(const void*, i64*);
-    int (*offset)(const void*, i64*);
-    int (*data)(const void*, void**);
-} torch;
-int32_t cpu, float32, bfloat16;  // PyTorch's codes
-
-// The address of the elements of a tensor of float32 on the CPU, dense, with
-// all its memory; null for any other. `kind`: the number of axes that it must
-// have, 1 where channels lie last, plus 2 for bfloat16, and its sizes; or −1
-// for a tensor that was made for this call, and has only to be found.
-void* elements(const void* tensor, const i64* kind) {
-    const void* const reference = &tensor;  // no more than its place
-    void* data = nullptr;
-    if (kind[0] >= 0) {
-        int32_t device, dtype;
-        i64 ndim, storage, offset, *sizes, *strides, count = 1;
-        if (torch.device(reference, &device) || device != cpu
-            || torch.dtype(reference, &dtype)
-            || dtype != (kind[1] & 2 ? bfloat16 : float32)
-            || torch.ndim(reference, &ndim) || ndim != kind[0]
-            || torch.sizes(reference, &sizes)
-            || torch.strides(reference, &strides)
-            || torch.storage(reference, &storage)
-            || torch.offset(reference, &offset))
-            return nullptr;
-        for (i64 k = 0; k < ndim; k++) {
-            // from the innermost: the last axis, or channels, on axis 1
-            i64 d = ndim - 1 - k;
-            if ((kind[1] & 1) && k + 1 < ndim) d = k ? ndim - k : 1;
-            if (sizes[d] != kind[2 + d]
-                || (sizes[d] != 1 && strides[d] != count))
-                return nullptr;
-            count *= sizes[d];
-        }
-        if (storage < (kind[1] & 2 ? 2 : 4) * (offset + count)) return nullptr;
-    }
-    return torch.data(reference, &data) ? nullptr : data;
-}
-
-// A job begins with addresses, `beyond` bytes of them. There stand tensors, or
-// 0, and `kinds` says what they must be, one after another; false where one is
-// not
-template <class J> bool find_elements(J& job, size_t beyond, const i64* kinds) {
-    void* place;
-    for (size_t at = 0; at < beyond; at += sizeof place) {
-        std::memcpy((void*)&place, (char*)&job + at, sizeof place);
-        if (place) {
-            place = elements(place, kinds);
-            if (!place) return false;
-            std::memcpy((char*)&job + at, (void*)&place, sizeof place);
-        }
-        kinds += 2 + (kinds[0] > 0 ? kinds[0] : 0);
-    }
-    return true;
-}
-
-}  // namespace
-
-extern "C" {
-
-void normalnorm_torch(const void* functions, int cpu_, int float32_,
-                      int bfloat16_) {
-    std::memcpy((void*)&torch, functions, sizeof torch);
-    cpu = cpu_, float32 = float32_, bfloat16 = bfloat16_;
-}
-
-// forward, backward or given_backward, of tensors, or from 3 on a stage, with
-// its table; as for `find_elements`. DIFFERENT, and nothing is done, where a
-// tensor is not what it must be. What a forward pass keeps is one tensor, in
-// the place of `mean`.
-int normalnorm_of_tensors(int which, const Job* job_, const i64* kinds,
-                          double* table, i64 count) {
-    Job job = *job_;
-    if (!find_elements(job, offsetof(Job, units), kinds)) return DIFFERENT;
-    if (!job.given && job.mean) {
-        job.var = job.mean + job.units, job.lmbda = job.var + job.units;
-        job.beside = job.lmbda + job.units;
-    }
-    return which == 0   ? normalnorm_forward(&job)
-           : which == 1 ? normalnorm_backward(&job)
-           : which == 2 ? normalnorm_given_backward(&job)
-                        : normalnorm_stage(which - 3, &job, table, count);
-}
-
-}
-
-// As normalnorm_of_tensors: grouped_forward (0) or grouped_backward
-extern "C" int normalnorm_grouped_of_tensors(int which, const GroupedJob* job_,
-                                             const i64* kinds) {
-    GroupedJob job = *job_;
-    if (!find_elements(job, offsetof(GroupedJob, images), kinds))
-        return DIFFERENT;
-    return which ? normalnorm_grouped_backward(&job)
-                 : normalnorm_grouped_forward(&job);
 }

@@ -119,17 +119,17 @@ _FUNCTIONS = [
         "forward",
         "backward",
         "given_backward",
+        "stage",
         "normals",
         "refused",
         "path",
         "proxy_forward",
         "proxy_backward",
-        "torch",
-        "of_tensors",
         "kept",
         "layout",
         "proxy_layout",
-        "grouped_of_tensors",
+        "grouped_forward",
+        "grouped_backward",
         "grouped_layout",
     )
 ]
@@ -156,64 +156,6 @@ class Different(Declined):
         >>> issubclass(Different, Declined)
         True
     """
-
-
-def _ask(compiled: ctypes.CDLL) -> None:
-    """Tell the kernel where PyTorch's C interface is, by which it asks tensors
-    what they are.
-
-    Raises `CompilerError` where this PyTorch has another one.
-    """
-    try:
-        interface = ctypes.CDLL(torch._C.__file__)
-        compiled.normalnorm_torch(
-            struct.pack(
-                "8P",
-                *(
-                    ctypes.cast(
-                        getattr(interface, f"aoti_torch_get_{name}"),
-                        ctypes.c_void_p,
-                    ).value
-                    for name in (
-                        "device_type",
-                        "dtype",
-                        "dim",
-                        "sizes",
-                        "strides",
-                        "storage_size",
-                        "storage_offset",
-                        "data_ptr",
-                    )
-                ),
-            ),
-            interface.aoti_torch_device_type_cpu(),
-            interface.aoti_torch_dtype_float32(),
-            interface.aoti_torch_dtype_bfloat16(),
-        )
-        x = torch.arange(6.0, device="cpu", dtype=torch.float32).view(2, 3)
-        call, out = prepare(x, (0,), None, None, Rule()), torch.zeros(2, 3)
-        found = []
-        for u in (x, x.double(), x.view(3, 2), x.view(3, 2).T):
-            try:
-                _run(
-                    0,
-                    call,
-                    (u, None, out, *(None,) * (len(_JOB[0]) - 3)),
-                    kernel=compiled,
-                )
-                found.append(out.sum(0).abs().max().item() < 1e-5 < out.max())
-            except Different:
-                found.append(None)
-    except AttributeError as error:
-        raise CompilerError(
-            "the kernel does not know this PyTorch "
-            f"({torch.__version__}): {error}"
-        ) from None
-    if found != [True, None, None, None]:
-        raise CompilerError(
-            "the kernel does not understand the tensors of "
-            f"this PyTorch ({torch.__version__}): {found}"
-        )
 
 
 def _compare(
@@ -248,10 +190,9 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
     `compiled`: as `ctypes` has loaded it.
 
     `RuntimeError`: the kernel's own memory could not be had, or the memory of a
-    tensor is gone. `Different`: a tensor is not what it must be. Then nothing
-    has been written that counts: no running average. `CompilerError`: the
-    kernel does not understand this PyTorch, or it and Python do not agree on
-    what a job is or how many numbers of a unit are kept.
+    tensor is gone; then nothing has been written that counts: no running
+    average. `CompilerError`: the kernel and Python do not agree on what a job
+    is or how many numbers of a unit are kept.
 
     Example:
 
@@ -278,11 +219,6 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
                 "some, or use a smaller batch or fewer threads "
                 "(torch.set_num_threads)"
             )
-        if status == 3:
-            raise Different(
-                "a tensor of this layer has another shape, type or "
-                "layout than it had, or its memory is not there"
-            )
         if status:
             raise RuntimeError(
                 "a tensor of this layer has elements, but its data is not "
@@ -291,32 +227,22 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
                 "runs, and keep what a backward pass needs until then"
             )
 
-    one, start = (
+    one, start, stage = (
         [ctypes.c_char_p],
         [ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p],
+        [ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64],
     )
     # of chapters 410 and 415
     for name, arguments in (
-        (
-            "of_tensors",
-            [
-                ctypes.c_int,
-                ctypes.c_char_p,
-                ctypes.c_char_p,
-                ctypes.c_void_p,
-                ctypes.c_int64,
-            ],
-        ),
         ("forward", one),
         ("backward", one),
         ("given_backward", one),
+        ("stage", stage),
         ("normals", start),
         ("proxy_forward", one),
         ("proxy_backward", one),
-        (
-            "grouped_of_tensors",
-            [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p],
-        ),
+        ("grouped_forward", one),
+        ("grouped_backward", one),
     ):
         function = getattr(compiled, f"normalnorm_{name}")
         function.argtypes, function.restype, function.errcheck = (
@@ -324,10 +250,6 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
             ctypes.c_int,
             check,
         )
-    compiled.normalnorm_torch.argtypes, compiled.normalnorm_torch.restype = (
-        [ctypes.c_char_p, *[ctypes.c_int] * 3],
-        None,
-    )
     _compare("Job", _JOB, compiled.normalnorm_layout())
     _compare("ProxyJob", _PROXY_JOB, compiled.normalnorm_proxy_layout())
     _compare("GroupedJob", _GROUPED_JOB, compiled.normalnorm_grouped_layout())
@@ -337,7 +259,6 @@ def bound(compiled: ctypes.CDLL) -> ctypes.CDLL:
             f"unit, where Python has room for {KEPT}. "
             f"{_APART}"
         )
-    _ask(compiled)
     return compiled
 
 
@@ -538,8 +459,8 @@ class Call(NamedTuple):
     """What calls with tensors of the same shapes, dtypes and layouts have in
     common; from `prepare`.
 
-    `traversal`: how the input is visited; `fixed`, `kinds`: the fields of the
-    kernel's `Job` that stay the same, and what its tensors must be, as bytes.
+    `traversal`: how the input is visited; `fixed`: the fields of the kernel's
+    `Job` that stay the same, as bytes; `kinds`: what its tensors must be.
     `dim`, `rule`, `axis`: of the problem; `shape`: of the statistics; `layout`,
     `dtype`: in which the kernel reads the input; `ready`: whether it reads all
     tensors where they are; `kept`: how many numbers a forward pass keeps;
@@ -570,7 +491,7 @@ class Call(NamedTuple):
 
     traversal: Traversal
     fixed: bytes  # the fields of the kernel's `Job` that stay the same
-    kinds: bytes  # what its tensors must be, one after another
+    kinds: tuple  # what its tensors must be, in order, from `_expected`
     dim: tuple[int, ...]
     shape: tuple[int, ...]  # of the statistics
     layout: torch.memory_format  # in which the kernel reads the input
@@ -788,6 +709,8 @@ _empty_like, _get_num_threads, _FLOAT = (
     torch.get_num_threads,
     torch.float32,
 )
+_KEPT = list(_JOB[0]).index("mean")
+_BEHIND = slice(_KEPT + 1, _KEPT + 4)
 
 
 def _kind(x: Tensor | None) -> tuple | None:
@@ -941,31 +864,23 @@ def _prepared(
         )
     )
     # what stands in a `Job` as an address, in its order; None: made for a call
-    places = [
-        shape,
-        shape,
+    values = _expected(shape, read, last)
+    expected = (
+        values,
+        values,
         None,
         *(
-            kind and kind[0]
+            kind and _expected(kind[0])
             for kind in (weight, bias, *saved[2:], *(None,) * (6 - len(saved)))
         ),
         None,
         None,
-        *[shape[1:2]] * 3,
-    ]
-    expected = [
-        n
-        for i, sizes in enumerate(places)
-        for n in (
-            (-1, 0)
-            if sizes is None
-            else (len(sizes), (i < 2) * ((last is not None) + 2 * half), *sizes)
-        )
-    ]
+        *[_expected(shape[1:2])] * 3,
+    )
     return Call(
         found,
         fixed,
-        struct.pack(f"{len(expected)}q", *expected),
+        expected,
         dim,
         tuple(1 if d in dims else n for d, n in enumerate(shape)),
         last or torch.contiguous_format,
@@ -1079,29 +994,54 @@ def _takes(problem: Any) -> bool:
     )
 
 
-def _call(
-    name: str,
-    fields: struct.Struct,
-    tensors: Iterable[Tensor | None],
-    *numbers: float,
-) -> None:
-    """Call the kernel's function `name` on a job: the addresses of tensors,
-    which are `_ready`, there, and held until it returns; then numbers.
+def _expected(
+    shape: torch.Size,
+    dtype: torch.dtype = _FLOAT,
+    layout: torch.memory_format | None = None,
+) -> tuple:
+    "What `_addresses` asks of a tensor; the last two are in bytes."
+    size = dtype.itemsize
+    return shape, dtype, layout, size, size * math.prod(shape)
+
+
+def _addresses(
+    tensors: Iterable[Tensor | None], kinds: Iterable[tuple | None]
+) -> list[int]:
+    """Where tensors lie; 0 for None.
+
+    `kinds`: of each what it must be, None where it was made for this call.
+
+    Raises `Different` where one is something else, or not all its memory is
+    there.
     """
-    held = tuple(tensors)
-    getattr(library(), f"normalnorm_{name}")(
-        fields.pack(*[0 if t is None else t.data_ptr() for t in held], *numbers)
-    )
+    found = []
+    for x, kind in zip(tensors, kinds, strict=True):
+        if x is None:
+            found.append(0)
+            continue
+        if kind is not None:
+            shape, dtype, layout, size, room = kind
+            if (
+                x.dtype is not dtype
+                or x.shape != shape
+                or not x.is_cpu
+                or not (
+                    x.is_contiguous(memory_format=layout)
+                    if layout
+                    else x.is_contiguous()
+                )
+                or x.untyped_storage().nbytes()
+                < room + size * x.storage_offset()
+            ):
+                raise Different(
+                    "a tensor of this layer has another shape, type or "
+                    "layout than it had, or its memory is not there"
+                )
+        found.append(x.data_ptr())
+    return found
 
 
 _NONE = (None,) * 3
-
-
-def _references(
-    addresses: struct.Struct, tensors: Iterable[Tensor | None]
-) -> bytes:
-    "Tensors in the place of their addresses: the kernel asks them."
-    return addresses.pack(*[0 if x is None else x._cdata for x in tensors])
 
 
 def _run(
@@ -1111,7 +1051,6 @@ def _run(
     seed: int = 0,
     offset: int = 0,
     momentum: float = 0.0,
-    kernel: ctypes.CDLL | None = None,
     table: int | None = None,
     count: int = 0,
 ) -> None:
@@ -1120,20 +1059,27 @@ def _run(
     `tensors` are those of the kernel's `Job`, with what a forward pass keeps in
     the place of the mean.
 
-    Raises `Different` where one is not as `call` says. The kernel asks the
-    tensors themselves: asked from here, a small layer would notice each
-    question.
+    Raises `Different` where one is not as `call` says.
     """
-    # there is one where a call was prepared
-    (kernel or _library()).normalnorm_of_tensors(  # type: ignore[union-attr]
-        what,
-        _references(_ADDRESSES, tensors)
+    where = _addresses(tensors, call.kinds)
+    kept = where[_KEPT]
+    if kept and not call.given:
+        row = 4 * call.traversal.units
+        where[_BEHIND] = kept + row, kept + 2 * row, kept + 3 * row
+    job = (
+        _ADDRESSES.pack(*where)
         + call.fixed
-        + _VARYING.pack(_get_num_threads(), seed & 2**64 - 1, offset, momentum),
-        call.kinds,
-        table,
-        count,
+        + _VARYING.pack(_get_num_threads(), seed & 2**64 - 1, offset, momentum)
     )
+    kernel: Any = _library()  # there is one where a call was prepared
+    if what == 0:
+        kernel.normalnorm_forward(job)
+    elif what == 1:
+        kernel.normalnorm_backward(job)
+    elif what == 2:
+        kernel.normalnorm_given_backward(job)
+    else:
+        kernel.normalnorm_stage(what - 3, job, table, count)
 
 
 def forward(
