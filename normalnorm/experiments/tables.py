@@ -10,6 +10,7 @@ before it is run.
 __all__ = [
     "FITTED",
     "FRESH",
+    "RERUN",
     "table",
     "caption",
     "Effects",
@@ -20,6 +21,7 @@ __all__ = [
     "every_seed",
     "Rerun",
     "reruns",
+    "rerun_lines",
     "rerun_table",
     "overview",
     "printed_table",
@@ -665,6 +667,32 @@ def reruns(old: Effects, fresh: Effects) -> list[Rerun]:
     return found
 
 
+RERUN = ["contrast", "of", "recorded", "fresh", "change", "held"]
+
+
+def rerun_lines(recipe: Recipe, found: list[Rerun]) -> list[list[str]]:
+    """Cells under the head `RERUN`, a line for each of `found`, from `reruns`.
+
+    Example:
+
+        >>> old = effects(find("proxy-norm"))
+        >>> rerun_lines(old.recipe, reruns(old, old))[0][-1]
+        'yes'
+    """
+    return [
+        [
+            f"{one.contrast.second} − {one.contrast.first}",
+            recipe.columns.get(one.contrast.metric, one.contrast.metric),
+            *(
+                spelled(each, 2 if abs(one.old.mean) > 0.2 else 3)
+                for each in (one.old, one.fresh, one.change)
+            ),
+            "yes" if one.held else "no",
+        ]
+        for one in found
+    ]
+
+
 def rerun_table(
     recipe: Recipe | str, scale: str = "book", out: Path | str | None = None
 ) -> str:
@@ -691,23 +719,7 @@ def rerun_table(
     held = sum(one.held for one in found)
     return "\n\n".join(
         [
-            markdown(
-                ["contrast", "of", "recorded", "fresh", "change", "held"],
-                [
-                    [
-                        f"{one.contrast.second} − {one.contrast.first}",
-                        recipe.columns.get(
-                            one.contrast.metric, one.contrast.metric
-                        ),
-                        *(
-                            spelled(each, 2 if abs(one.old.mean) > 0.2 else 3)
-                            for each in (one.old, one.fresh, one.change)
-                        ),
-                        "yes" if one.held else "no",
-                    ]
-                    for one in found
-                ],
-            ),
+            markdown(RERUN, rerun_lines(recipe, found)),
             f"{where}: {held} of {len(found)} held, which means that the 95 % "
             "interval of the change holds 0. Contrasts that share arms depend "
             "on each other, and all share the test images.",

@@ -572,14 +572,30 @@ def test_grouped_memory_that_is_not_there(name):
             call()
 
 
-def test_grouped_memory_that_a_hook_changes():
-    layer = at_random(4, "gelu", groups=2)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: t, lambda t: t[:, :2] if t.ndim == 3 else t
-    ):
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        (lambda t: t[:, :2] if t.ndim == 3 else t, r"\(3, 2, 5"),
+        # what the forward pass keeps: three numbers a group, six a channel
+        (lambda t: t[:9] if t.numel() == 42 else t, r"\(9,"),
+    ],
+)
+def test_grouped_memory_that_a_hook_changes(changed, words):
+    layer = at_random(4, "gelu", groups=2, samples=200)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, changed):
         out = layer(torch.randn(3, 4, 5, requires_grad=True))
-    with pytest.raises(RuntimeError, match="came back with shape .3, 2, 5"):
+    with pytest.raises(RuntimeError, match="came back with shape " + words):
         out.sum().backward()
+
+
+def test_a_gradient_whose_memory_is_not_there():
+    out, grad = (
+        at_random(4, groups=2)(torch.randn(3, 4, 5)),
+        torch.ones(3, 4, 5),
+    )
+    grad.untyped_storage().resize_(4)
+    with pytest.raises(RuntimeError, match="is not there"):
+        out.backward(grad)
 
 
 @pytest.mark.parametrize(
