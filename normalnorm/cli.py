@@ -825,3 +825,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 130 if isinstance(error, KeyboardInterrupt) else 143
+
+
+# %% ../nbs/770_cli.ipynb #5d1c7a12
+if __name__ == "__main__":
+    sys.exit(main())

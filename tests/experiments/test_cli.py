@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_version(place):
         f"normalnorm {normalnorm.__version__}\n",
         "",
     )
+
+
+@pytest.mark.parametrize("module", ["normalnorm", "normalnorm.cli"])
+def test_as_a_module(module, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["normalnorm", "--version"])
+    monkeypatch.delitem(sys.modules, "normalnorm.cli")
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module(module, run_name="__main__")
+    assert capsys.readouterr().out == f"normalnorm {normalnorm.__version__}\n"
 
 
 REFUSED = [

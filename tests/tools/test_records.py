@@ -29,6 +29,12 @@ def test_each_result_belongs_to_a_record():
     assert found - known == KEPT
 
 
+def test_each_record_names_code_that_is_there():
+    for name, entry in records.ledger().items():
+        for pattern in entry.get("files", ()):
+            assert records.hashes([pattern]), f"{name}: no file is {pattern}"
+
+
 def test_each_entry_is_of_the_record_that_is_there():
     for name, entry in records.ledger().items():
         assert entry["content"] == records.content(entry["path"]), (
