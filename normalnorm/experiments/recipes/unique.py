@@ -33,7 +33,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from ...analysis.propagation import layer_correlations
 from .. import models
 from ..augmentation import augmentation
-from ..data import SPLITS, info, load
+from ..data import info, load
 from ..networks.residual import fan_out_normal
 from ..optimization import Settings
 from .first import _by_image, data_of
@@ -396,10 +396,14 @@ def _imagenet(model: str) -> dict[str, Any]:
     return {
         "data": "imagenet",
         "images": None,
-        "options": dict.fromkeys(SPLITS, {}),
+        "options": {
+            "train": {"size": 256},
+            "validation": {"size": 224},
+            "test": {"size": 224},
+        },
         "model": model,
         "model_arguments": {},
-        "augmentation": ["flip"],
+        "augmentation": ["resizedcrop 224", "flip"],
         "train": {
             "epochs": 90,
             "batch": 256,
