@@ -1,5 +1,8 @@
 """What is measured: timings taken in turn, as ratios; memory kept and peak
 memory; what the processor can do.
+
+`torch.utils.benchmark` times one thing after the other; here what is compared
+takes turns, so that a slow minute meets both.
 """
 
 import copy

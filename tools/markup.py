@@ -9,7 +9,9 @@ between blocks gives the cell back; only a displayed equation is set apart by
 empty lines, which CommonMark wants.
 
 `tools/dialect.py` writes the pieces for the book, `tools/plain.py` for
-notebooks that leave it, `tools/export.py` for the README.
+notebooks that leave it, `tools/export.py` for the README. The cells stay in
+this dialect, and not in MyST, because nbdev exports it and `_quarto.yml`, which
+the project keeps, is its configuration.
 """
 
 import re

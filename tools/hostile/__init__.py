@@ -6,7 +6,8 @@ number. A situation does something to a layer and its input. It is judged
 against the layer in float64 by the definition (`plain`: PyTorch's own layer),
 and, where it raises, against PyTorch's layer in the same situation. All that
 happens in processes that have imported torch and started nothing parallel,
-those that are prone to spoil one in a process of their own.
+those that are prone to spoil one in a process of their own. (pytest-forked
+would fork the process of the tests, in which PyTorch has threads.)
 """
 
 import multiprocessing
