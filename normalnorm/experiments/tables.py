@@ -671,7 +671,8 @@ RERUN = ["contrast", "of", "recorded", "fresh", "change", "held"]
 
 
 def rerun_lines(recipe: Recipe, found: list[Rerun]) -> list[list[str]]:
-    """Cells under the head `RERUN`, a line for each of `found`, from `reruns`.
+    """Cells under the head `RERUN`, a line for each of `found`, which `reruns`
+    has made of rows of `recipe`.
 
     Example:
 
@@ -705,8 +706,8 @@ def rerun_table(
     Example:
 
         >>> from normalnorm.experiments.results import book_results
-        >>> print(rerun_table("power-rates", out=book_results()))
-        power-rates, scale book: no contrast has two fresh seeds.
+        >>> print(rerun_table("proxy-norm", out=book_results()))
+        proxy-norm, scale book: no contrast has two fresh seeds.
     """
     recipe, out = find(recipe), Path(out or default_out())
     where = f"{recipe.name}, scale {scale}"
