@@ -260,14 +260,12 @@ def exported_names(root: Path) -> set[tuple[str, str]]:
     """(module, name) of what visible cells of the listed chapters export: these
     have a label to link to.
     """
-    from tools.dialect import directives, shows_export, without_directives
-
     return {
         (f"normalnorm.{chapter.module}", name)
         for chapter in chapters(root)
         for cell in chapter.code_cells()
-        if shows_export(directives(cell))
-        for name in defined_names(without_directives(cell))
+        if folding.shows_export(folding.directives(cell))
+        for name in defined_names(folding.without_directives(cell))
     }
 
 

@@ -84,51 +84,6 @@ def markdown(source: str) -> str:
 
 FOLD = "fold:"  # marks our words among the prompts of myst_nb
 
-# A long value goes on in lines that are indented by two spaces or more, as in
-# YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
-LEADING = re.compile(r"\A(?:\s*#\|.*(?:\n|\Z))+")
-
-
-def directives(source: str) -> dict[str, str]:
-    "A cell's leading `#|` directives; those without a value have ''."
-    head = LEADING.match(source)
-    text = re.sub(r"[ \t]*\n\s*#\|[ \t]{2,}", " ", head[0] if head else "")
-    return {
-        m[1]: m[2].strip().strip("\"'")
-        for m in re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", text, re.M)
-    }
-
-
-def without_directives(source: str) -> str:
-    return LEADING.sub("", source).strip("\n")
-
-
-def cell_tags(found: dict[str, str]) -> list[str]:
-    """The tags of Jupyter Book that do what the directives of nbdev and Quarto
-    ask for.
-    """
-    off = lambda name: found.get(name, "").lower() == "false"
-    asked = {
-        "remove-cell": "hide" in found or "default_exp" in found,
-        "remove-input": off("echo"),
-        "remove-output": off("output"),
-    }
-    return [tag for tag in asked if asked[tag]]
-
-
-def shows_export(found: dict[str, str]) -> bool:
-    "Whether the page shows a cell, perhaps folded, that the library contains."
-    return "export" in found and "remove-cell" not in cell_tags(found)
-
-
-def fold_of(source: str, raw: bool = False) -> folding.Fold | None:
-    "What stands for a cell on the page; None where its code is seen or hidden."
-    found = directives(source)
-    hidden = {"remove-cell", "remove-input"} & set(cell_tags(found))
-    return (
-        None if hidden else folding.fold(found, without_directives(source), raw)
-    )
-
 
 def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
     "The tag that folds a cell, and what the page says in its place."
@@ -142,14 +97,14 @@ def fold_cell(cell: dict, fold: folding.Fold | None) -> None:
 def code_cell(cell: dict) -> None:
     "Directives out, tags and figure metadata in."
     source = cell["source"]
-    found = directives(source)
-    cell["source"] = without_directives(source)
+    found = folding.directives(source)
+    cell["source"] = folding.without_directives(source)
     # a hidden or folded cell that failed is shown
     failed = cell["metadata"].pop("failed", False)
-    cell["metadata"]["tags"] = [] if failed else cell_tags(found)
+    cell["metadata"]["tags"] = [] if failed else folding.cell_tags(found)
     if not cell["source"] and "remove-cell" not in cell["metadata"]["tags"]:
         cell["metadata"]["tags"].append("remove-cell")
-    fold_cell(cell, None if failed else fold_of(source))
+    fold_cell(cell, None if failed else folding.fold_of(source))
     caption = found.get("fig-cap")
     if caption:
         figure = {"caption": markdown(caption)}
@@ -271,7 +226,7 @@ def export_label(
     full = f"normalnorm.{module}"
     if full not in entries:
         return None
-    defined = api.defined_names(without_directives(source))
+    defined = api.defined_names(folding.without_directives(source))
     lines = [
         f"({e.target('code')})=" for e in entries[full] if e.name in defined
     ] + [
@@ -290,9 +245,9 @@ def native_cell(cell: dict) -> dict:
     """C++ as a code cell with a tag that says so, by which `colour_native`
     knows it.
     """
-    code = without_directives(cell["source"])
+    code = folding.without_directives(cell["source"])
     made = cell_of("code", code, cell["id"], tags=["cpp"])
-    fold_cell(made, fold_of(cell["source"], raw=True))
+    fold_cell(made, folding.fold_of(cell["source"], raw=True))
     return made
 
 
@@ -304,10 +259,10 @@ def shown_cells(
     """
     module = ""
     for cell in cells:
-        found = directives(cell["source"])
+        found = folding.directives(cell["source"])
         if cell["cell_type"] == "code":
             module = found.get("default_exp", module)
-            if shows_export(found) and (
+            if folding.shows_export(found) and (
                 label := export_label(cell["source"], module, entries)
             ):
                 yield label
@@ -368,7 +323,7 @@ def mark_failure(cells: list[dict], failed: dict, name: str) -> list[dict]:
     made = []
     for i, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
-            found = directives(cell["source"])
+            found = folding.directives(cell["source"])
             if i == number:
                 mark = (
                     f"(failed-{name})=\n"

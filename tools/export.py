@@ -36,8 +36,9 @@ from tools.chapters import (
     handbook,
     pages,
 )
-from tools.dialect import KERNEL, LEADING, directives, without_directives
+from tools.dialect import KERNEL
 from tools.files import load, python, ran, replace, save
+from tools.folding import LEADING, directives, without_directives
 
 # The files of the package that are written by hand.
 HAND_WRITTEN = ("py.typed", "*.npz", "experiments/data_files/*")

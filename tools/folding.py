@@ -20,6 +20,43 @@ LISTED = 3  # definitions of checks that are listed one by one
 MANY = 24  # lines of a cell that is neither exported nor a figure
 
 
+# A long value goes on in lines that are indented by two spaces or more, as in
+# YAML: `#| fig-cap: "The curve`, `#|   of the estimates."`.
+LEADING = re.compile(r"\A(?:\s*#\|.*(?:\n|\Z))+")
+
+
+def directives(source: str) -> dict[str, str]:
+    "A cell's leading `#|` directives; those without a value have ''."
+    head = LEADING.match(source)
+    text = re.sub(r"[ \t]*\n\s*#\|[ \t]{2,}", " ", head[0] if head else "")
+    return {
+        m[1]: m[2].strip().strip("\"'")
+        for m in re.finditer(r"^\s*#\|\s*([\w-]+):?[ \t]*(.*)$", text, re.M)
+    }
+
+
+def without_directives(source: str) -> str:
+    return LEADING.sub("", source).strip("\n")
+
+
+def cell_tags(found: dict[str, str]) -> list[str]:
+    """The tags of Jupyter Book that do what the directives of nbdev and Quarto
+    ask for.
+    """
+    off = lambda name: found.get(name, "").lower() == "false"
+    asked = {
+        "remove-cell": "hide" in found or "default_exp" in found,
+        "remove-input": off("echo"),
+        "remove-output": off("output"),
+    }
+    return [tag for tag in asked if asked[tag]]
+
+
+def shows_export(found: dict[str, str]) -> bool:
+    "Whether the page shows a cell, perhaps folded, that the library contains."
+    return "export" in found and "remove-cell" not in cell_tags(found)
+
+
 @lru_cache(maxsize=None)
 def tree_of(code: str) -> ast.Module | None:
     "Its syntax; None where it is not plain Python: %magic, a cell that fails."
@@ -251,3 +288,10 @@ def fold(found: dict[str, str], code: str, raw: bool = False) -> Fold | None:
         kind, lines, most = "code", named or [("", "code")], MANY
     folded = asked == "true" or length > most
     return Fold(kind, tuple(lines)) if folded else None
+
+
+def fold_of(source: str, raw: bool = False) -> Fold | None:
+    "What stands for a cell on the page; None where its code is seen or hidden."
+    found = directives(source)
+    hidden = {"remove-cell", "remove-input"} & set(cell_tags(found))
+    return None if hidden else fold(found, without_directives(source), raw)

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from tools import chapters, markup
 from tools.chapters import APPENDICES, ROOT, Chapter
-from tools.dialect import (
-    KERNEL,
+from tools.dialect import KERNEL
+from tools.files import save
+from tools.folding import (
     cell_tags,
     directives,
     fold_of,
     without_directives,
 )
-from tools.files import save
 from tools.markup import THEOREMS
 
 PROVED = "∎"

@@ -12,7 +12,7 @@ import re
 
 from tools import folding, markup
 from tools.chapters import Chapter, halves
-from tools.dialect import cell_tags, directives, fold_of, without_directives
+from tools.folding import cell_tags, directives, fold_of, without_directives
 
 WORDS = 12  # in a line of prose
 TALL = 3  # lines of a displayed formula, and of a folded cell

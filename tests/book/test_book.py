@@ -23,8 +23,8 @@ from tools.chapters import (
     pages,
     renamed,
 )
-from tools.dialect import directives
 from tools.files import load, ran
+from tools.folding import directives
 
 
 def grep(pattern: str, but: str) -> str:

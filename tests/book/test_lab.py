@@ -16,8 +16,8 @@ from normalnorm import cli, lab
 from tests.book import toy
 from tools import files, markup, plain
 from tools.chapters import ROOT, Chapter, chapters, notebook
-from tools.dialect import fold_of, without_directives
 from tools.files import load, save
+from tools.folding import fold_of, without_directives
 
 HTML = ROOT / "_build" / "html" / "nbs"
 

@@ -9,7 +9,8 @@ import pytest
 from tests.book import toy
 from tools import folding, markup, reading
 from tools.chapters import ROOT, Chapter, chapters
-from tools.dialect import fold_of, translate_notebook
+from tools.dialect import translate_notebook
+from tools.folding import fold_of
 
 # Chapters that show more than two lines of code for a line of prose, and why.
 MORE_CODE: dict[str, str] = {}

@@ -13,7 +13,17 @@ from sphinx.search.en import SearchEnglish
 
 import normalnorm
 from tests.book import toy
-from tools import bounds, dialect, export, order, plain, ranking, run, size
+from tools import (
+    bounds,
+    dialect,
+    export,
+    folding,
+    order,
+    plain,
+    ranking,
+    run,
+    size,
+)
 from tools.chapters import (
     ROOT,
     build_order,
@@ -627,7 +637,7 @@ def test_a_long_caption_goes_on_in_indented_lines():
         '#|   see @eq-b."\n#| code-fold: true\nplot()',
         "metadata": {},
     }
-    found = dialect.directives(cell["source"])
+    found = folding.directives(cell["source"])
     assert found == {
         "label": "fig-a",
         "code-fold": "true",
