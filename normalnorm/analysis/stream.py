@@ -33,7 +33,7 @@ PLACES = ("pre", "peri", "post", "scaled", "none")
 
 
 class Normalizer(NamedTuple):
-    """What a wide stream sees of a normalizer: `product` (q, k) → κ, `power`
+    """What a wide stream sees of a normalizer: `product` (q, k) → r, `power`
     q → p and `slope` q → s. Source: @eq-stream-normalizer.
 
     Example:

@@ -663,7 +663,7 @@ def share(part: np.ndarray, whole: np.ndarray, level: float = 0.95) -> Share:
     sign, step = math.copysign(1, all_.mean), 1.0
 
     def holds(rho: float) -> float:
-        "Above 0 where the interval of part − ρ whole holds 0."
+        "Above 0 where the interval of part − s·whole holds 0."
         found = of(sign * (part - rho * whole), level)
         return (found.high - found.low) / 2 - abs(found.mean)
 

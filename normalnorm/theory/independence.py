@@ -203,7 +203,7 @@ def rare_coincidence(rho: float, p: float) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/130_theory.independence.ipynb #fd9791c7
 def moment_bound(rho: float, fourth_moment: float) -> float:
-    """3ρ²/(2κ+4): a lower bound in nats of the information of two standardized
+    """3ρ²/(2μ₄+4): a lower bound in nats of the information of two standardized
     variables with correlation `rho` and fourth moments at most `fourth_moment`.
 
     Raises `ValueError` for |rho| > 1, or a fourth moment below 1, which no
