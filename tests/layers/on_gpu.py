@@ -33,6 +33,27 @@ from normalnorm.layers.core import Rule  # noqa: E402
 from normalnorm.layers.engines import gpu  # noqa: E402
 from normalnorm.theory.newton import Over  # noqa: E402
 
+if not CUDA:
+    from triton.runtime import interpreter as triton_interpreter
+
+    # It patches `triton.language` anew in each call of a function within a
+    # kernel, a third of its time; once a launch and module is the same.
+    patched: set[int] = set()
+    launch = triton_interpreter.GridExecutor.__call__
+
+    def of_a_kernel(self, *arguments, **named):
+        patched.clear()
+        return launch(self, *arguments, **named)
+
+    def within_a_kernel(self, *arguments, **named):
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            triton_interpreter._patch_lang(self.fn)
+        return self.rewrite()(*arguments, **named)
+
+    triton_interpreter.GridExecutor.__call__ = of_a_kernel
+    triton_interpreter.InterpretedFunction.__call__ = within_a_kernel
+
 # of output, input gradient, and all else, relative to the largest value;
 # Triton's interpreter cuts half precision off where a GPU rounds
 LIMITS = {
