@@ -1650,7 +1650,8 @@ def listing(out: Path | str | None = None, scale: str | None = None) -> str:
                 body,
             ),
             'What of the papers has no recipe: the appendix "What the papers '
-            'state".',
+            'state". What a recipe takes on your machine: `normalnorm run '
+            "NAME --time 50`.",
             *([_not_counted(bad)] if bad else []),
         ]
     )
