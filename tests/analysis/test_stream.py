@@ -1,5 +1,5 @@
-"""Wide networks by PyTorch follow the recursions of a stream; what a forecast
-asks of a network.
+"""A stream that needs no network, and what a forecast asks of one. (That wide
+networks follow the recursions: the chapter.)
 """
 
 import math
@@ -17,52 +17,15 @@ from normalnorm.analysis.stream import (
     layer_norm,
     stream,
 )
-from normalnorm.layers.pointwise import DynamicErf
 from tests.refusals import refusals
+from tests.toys import Of
 
 
-class Block(nn.Module):
-    def __init__(self, place, norm, n):
-        super().__init__()
-        first, second = (nn.Linear(n, n, bias=False) for _ in range(2))
-        nn.init.normal_(first.weight, std=n**-0.5)
-        nn.init.normal_(second.weight, std=(2 / n) ** 0.5)
-        there = {"pre": "f", "peri": "fb", "post": "a"}[place]
-        self.first, behind, self.around = (
-            norm(n) if letter in there else nn.Identity() for letter in "fba"
-        )
-        self.branch = nn.Sequential(first, nn.ReLU(), second, behind)
-
-    def forward(self, x):
-        return self.around(x + self.branch(self.first(x)))
-
-
-@pytest.mark.parametrize(
-    "place, norm, of",
-    [
-        ("pre", nn.LayerNorm, layer_norm()),
-        ("peri", nn.RMSNorm, layer_norm()),
-        ("post", nn.LayerNorm, layer_norm()),
-        ("pre", lambda n: DynamicErf(n, 1.0), derf(1.0)),
-    ],
-)
-def test_networks_of_drawn_matrices_follow_the_recursions(place, norm, of):
-    "Within the interval and a constant over the width, at two widths."
-    torch.manual_seed(0)
-    for n, nets in ((128, 40), (512, 6)):
-        found = []
-        for _ in range(nets):
-            net = nn.Sequential(*(Block(place, norm, n) for _ in range(6)))
-            x = torch.randn(32, n, requires_grad=True)
-            last = net(x)
-            up = torch.randn_like(last)
-            (back,) = torch.autograd.grad(last, x, up)
-            growth = back.square().mean() / up.square().mean()
-            seen = forecast(net, lambda net=net, x=x: net(x))
-            found.append((seen.power[-1], seen.cosine[-1], growth.item()))
-        wanted = np.array([v[-1] for v in stream(place, of, 6)])
-        error = 3 * np.std(found, 0) / math.sqrt(nets) + 8 * wanted / n
-        assert (abs(np.mean(found, 0) - wanted) < error).all(), (n, found)
+def test_a_forecast_is_of_what_runs():
+    net = nn.Sequential(nn.Identity(), Of(lambda own, x: 2 * x))
+    found = forecast(net, lambda: net(torch.tensor([[3.0, 4.0], [4.0, 3.0]])))
+    assert found.power == [12.5, 12.5, 50.0] and found.gradient == [1, 1, 4]
+    assert found.cosine == pytest.approx([0.96] * 3)
 
 
 def test_quadrature_finds_what_has_a_closed_form():
