@@ -78,20 +78,6 @@ def net():
     return model
 
 
-def test_pieces_do_not_matter():
-    model, x = net().train(), torch.randn(10, 1, 8, 8)
-    with torch.no_grad():
-        model(x)
-    whole = power.model_power(model, x)
-    assert list(whole) == ["1", "5", "7"]
-    assert [len(p.p1) for p in whole.values()] == [6, 4, 16]
-    targets = torch.zeros(10)
-    for cut in (1, 3, 7):
-        pieces = list(zip(x.split(cut), targets.split(cut)))
-        found = power.model_power(model, pieces)
-        torch.testing.assert_close(whole, found, rtol=1e-4, atol=1e-6)
-
-
 def test_batch_statistics_and_evaluation():
     model, x = net(), 3 + torch.randn(10, 1, 8, 8)
     own = power.model_power(model, x, batch_statistics=True)["1"]
@@ -108,7 +94,8 @@ def test_batch_statistics_and_evaluation():
 
 def test_places_are_measured_by_what_they_return():
     model, x = net().eval(), torch.randn(5, 1, 8, 8)
-    found = power.model_power(model, x, places=["4", "0", "0"])
+    pairs = [(x[:2], None), (x[2:], None)]  # with targets
+    found = power.model_power(model, pairs, places=["4", "0", "0"])
     assert list(found) == ["0", "4"]
     torch.testing.assert_close(
         torch.stack(found["0"]),
