@@ -363,52 +363,15 @@ def test_at_lambda_1_it_is_the_plain_layer(trial, dtype):
 
 
 @running_layers
-def test_far_outside_the_training_range(trial):
-    """Evaluation 1e6 deviations out: ψ, and nothing else; it grows like the
-    power η (chapter 210).
-    """
-    for lmbda in (-3.0, 0.0, 0.5, 2.0, 3.0, 5.0):
-        u = 1e6 * torch.randn(trial.shape, dtype=torch.float64)
-        expected = scipy.stats.yeojohnson(u.flatten().numpy(), lmbda)
-        for dtype, relative in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
-            module = trial.ours(affine=False, eps=0.0, dtype=dtype).eval()
-            module.running_lambda.fill_(lmbda)
-            torch.testing.assert_close(
-                module(u.to(dtype)).flatten().double(),
-                torch.from_numpy(expected),
-                rtol=relative,
-                atol=relative,
-            )
-
-
-@every_layer
-def test_no_scale_makes_a_unit_run_away(trial):
-    """The ε trap: from scales far below ε to far above it λ̂ does not move, the
-    output goes to h, the gradient stays below a constant over √ε.
-    """
-    u, g = skewed(trial.shape), torch.randn(trial.shape, dtype=torch.float64)
-    lambdas, norms = [], []
-    for scale in 10.0 ** np.arange(-12, 4, 2):
-        module = trial.ours(
-            noise=0.0,
-            dtype=torch.float64,
-            momentum=1.0,
-        )
-        x = scale * u
-        out, gradient = gradients(module, x, g, ())
-        norms.append(gradient.norm().item())
-        if trial in RUNNING:
-            lambdas.append(module.running_lambda)
-        if scale < 1e-6:
-            torch.testing.assert_close(
-                out,
-                trial.ours(noise=0.0, alpha=0.0, dtype=torch.float64)(x),
-                rtol=1e-2,
-                atol=1e-12,
-            )
+def test_no_scale_moves_lambda(trial):
+    "From far below ε to far above it. (Values and gradients: the claims.)"
+    u, lambdas = skewed(trial.shape), []
+    for scale in (1e-12, 1e-6, 1.0, 1e3):
+        module = trial.ours(noise=0.0, dtype=torch.float64, momentum=1.0)
+        module(scale * u)
+        lambdas.append(module.running_lambda)
     for lmbda in lambdas:
         torch.testing.assert_close(lmbda, lambdas[-1], rtol=1e-6, atol=1e-8)
-    assert max(norms) <= 3 * g.norm().item() / 1e-5**0.5
 
 
 # ---------------------------------------------------------------- gradients,
