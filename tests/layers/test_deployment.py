@@ -539,7 +539,12 @@ def test_factories_in_timm_and_torchvision():
 # --- export
 
 LAYERS = {
-    **{t.name: (t.ours, t.shape) for t in trials() if t.standard},
+    # those of one or three axes, and synchronized ones, evaluate by these
+    **{
+        t.name: (t.ours, t.shape)
+        for t in trials()
+        if t.standard and t.kind in ("B C H W", "B L C") and t.name != "sync"
+    },
     "safeguard": (
         lambda: normalnorm.LayerNormalNorm(7, safeguard=True),
         (4, 5, 7),

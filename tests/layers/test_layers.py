@@ -18,7 +18,6 @@ from tests.peers import FOLLOWS
 
 # what has a loop or a matrix of its own, and what no other test compiles
 TRACED = [
-    "decorrelated2 B C H W",
     "decorrelated2 B C H W, by products",
     "renorm B C H W",
     "propagated B C H W",
@@ -26,7 +25,6 @@ TRACED = [
         f"{name}, transformed"
         for name in (
             "bmlv B C H W",
-            "lmbv B C H W",
             "rms B L C",
             "frn B C H W",
             "evonorm B C H W",

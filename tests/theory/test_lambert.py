@@ -152,9 +152,9 @@ def test_transforms_of_functions():
 def test_compiles_without_breaks():
     y = heavy(50, 6)
     compiled = torch.compile(
-        lambda x: igmm(x, 0).delta, backend="aot_eager", fullgraph=True
+        lambda x: igmm(x, 0, 3).delta, backend="aot_eager", fullgraph=True
     )
-    torch.testing.assert_close(compiled(y), igmm(y, 0).delta)
+    torch.testing.assert_close(compiled(y), igmm(y, 0, 3).delta)
 
 
 test_wrong_arguments_are_explained = refusals(
