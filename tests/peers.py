@@ -2,15 +2,15 @@
 package is missing, never where it is broken.
 """
 
-import contextlib
 import importlib
 import importlib.util
-import sys
 
 import pytest
 import torch
 
-DECLARED = []  # keeps what declare_operators registered alive
+from normalnorm.experiments.networks import efficient
+
+DECLARED, import_torchvision = efficient._DECLARED, efficient._torchvision
 TORCH = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
 # whether PyTorch computes by AVX2 or more
 VECTORS = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX")
@@ -19,31 +19,6 @@ FOLLOWS = pytest.mark.skipif(
     reason="the compiler of this torch cannot follow these "
     "functions; tried with 2.13 and 2.15",
 )
-
-
-def declare_operators() -> None:
-    """What torchvision's compiled file declares and its import asks for.
-
-    The file is built for CUDA and does not load beside a torch without it; the
-    models need none of it.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        library.define(
-            f"{operator}(Tensor dets, Tensor scores, float "
-            "iou_threshold) -> Tensor"
-        )
-    DECLARED.append(library)
-
-
-def import_torchvision():
-    # "operator torchvision::nms does not exist"
-    with contextlib.suppress(RuntimeError):
-        return importlib.import_module("torchvision")
-    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    declare_operators()
-    return importlib.import_module("torchvision")
 
 
 def installed(name: str):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..names import near
-from .networks.efficient import EfficientNet, efficientnet
+from .networks.efficient import efficientnet
 from normalnorm.experiments.networks.residual import (
     Norm,
     ResNet,
@@ -154,7 +154,8 @@ class Architecture:
     norm: Norm = nn.BatchNorm2d
 
 
-_CIFAR, _IMAGENET, _FASHION = (3, 32, 32), (3, 224, 224), (1, 28, 28)
+_CIFAR, _FASHION = (3, 32, 32), (1, 28, 28)
+_IMAGENET, _LARGE = (3, 224, 224), (3, 260, 260)
 
 
 def _residual() -> dict[str, Architecture]:
@@ -235,7 +236,8 @@ def _residual() -> dict[str, Architecture]:
 
 def _others() -> dict[str, Architecture]:
     "The other networks of the papers."
-    small, large = (3, 224, 224), (3, 260, 260)
+    scaled = {"width": 1.1, "depth": 1.2, "dropout": 0.3}
+    grouped = {"group_size": 16, "expansion": 4}
     base = {
         "classes": 1000,
         "image": 224,
@@ -253,24 +255,16 @@ def _others() -> dict[str, Architecture]:
     }
     return {
         "efficientnet_b0": Architecture(
-            efficientnet, {"variant": 0}, small, "tan2019", "5,288,548"
+            efficientnet, {}, _IMAGENET, "tan2019", "5,288,548"
         ),
         "efficientnet_b2": Architecture(
-            efficientnet, {"variant": 2}, large, "tan2019", "9,109,994"
+            efficientnet, scaled, _LARGE, "tan2019", "9,109,994"
         ),
         "efficientnet_b0_grouped": Architecture(
-            efficientnet,
-            {"variant": 0, "grouped": True},
-            small,
-            "labatie2021",
-            "5.9 M",
+            efficientnet, grouped, _IMAGENET, "labatie2021", "5.9 M"
         ),
         "efficientnet_b2_grouped": Architecture(
-            efficientnet,
-            {"variant": 2, "grouped": True},
-            large,
-            "labatie2021",
-            "9.5 M",
+            efficientnet, scaled | grouped, _LARGE, "labatie2021", "9.5 M"
         ),
         "resnet9": Architecture(
             ResNet9, {}, _CIFAR, "a reviewer of eftekhari2025", "6,575,370"
@@ -316,7 +310,11 @@ def _others() -> dict[str, Architecture]:
 def _small() -> dict[str, Architecture]:
     "Networks for this book, on images of 28 pixels without colour."
     halved = {"channels": 1, "stem_stride": 2}
-    stages = [[1, 3, 1, 8, 1], [4, 3, 2, 16, 2], [4, 5, 2, 24, 2]]
+    stages = (
+        "ds_r1_k3_s1_e1_c8_se0.25",
+        "ir_r2_k3_s2_e4_c16_se0.25",
+        "ir_r2_k5_s2_e4_c24_se0.25",
+    )
     return {
         "small_resnet": Architecture(
             SmallResNet, {}, _FASHION, "he2016, reduced"
@@ -350,8 +348,16 @@ def _small() -> dict[str, Architecture]:
             "rao2020, reduced",
         ),
         "small_efficientnet": Architecture(
-            EfficientNet,
-            {"channels": 1, "stages": stages, "stem": 8, "head": 96},
+            efficientnet,
+            {
+                "classes": 10,
+                "channels": 1,
+                "stages": stages,
+                "stem": 8,
+                "head": 96,
+                "dropout": 0.0,
+                "norm": nn.BatchNorm2d,
+            },
             _FASHION,
             "tan2019, reduced",
         ),

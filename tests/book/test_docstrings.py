@@ -47,6 +47,7 @@ EXEMPT = {
 NEEDED = {
     "normalnorm.experiments.augmentation": "kornia",
     "normalnorm.experiments.hub": "datasets",
+    "normalnorm.experiments.networks.efficient": "timm",
     "normalnorm.experiments.streams": "datasets",
     "normalnorm.analysis.pruning": "torch_pruning",
 }

@@ -51,7 +51,7 @@ def test_hints_name_an_extra_that_there_is_and_no_package_of_an_index():
             path
         )
         asked |= set(re.findall(r"to_install\([\"'](\w+)", text))
-    assert {"book", "experiments", "plots", "ray"} <= asked <= known
+    assert {"book", "experiments", "plots", "ray", "timm"} <= asked <= known
 
 
 def source_of(wheel):

@@ -7,272 +7,80 @@ kernels.
 # ../../../nbs/742_experiments.networks.efficient.ipynb.
 
 # %% auto #0
-__all__ = [
-    "STAGES",
-    "SqueezeExcite",
-    "InvertedBottleneck",
-    "round_channels",
-    "fan_out_per_group",
-    "EfficientNet",
-    "tf_batch_norm",
-    "efficientnet",
-]
+__all__ = ["STAGES", "from_timm", "tf_batch_norm", "efficientnet"]
 
 # %% ../../../nbs/742_experiments.networks.efficient.ipynb #18b20d31
-import math
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from normalnorm.experiments.networks.residual import (
     Activation,
     DropPath,
     Norm,
     Parts,
-    fan_out_normal,
 )
+from ...names import to_install
+
+_DECLARED: list[torch.library.Library] = []  # what must stay alive
 
 
-class SqueezeExcite(nn.Module):
-    """Weight each channel by a number in (0, 1) computed from the means of all
-    channels over positions.
+def _torchvision() -> None:
+    """Import torchvision, as timm does. Its compiled file is made for one kind
+    of PyTorch; beside another it does not load, and the two operators that the
+    import asks for, which no network here needs, are declared.
+    """
+    with contextlib.suppress(RuntimeError):
+        importlib.import_module("torchvision")
+        return
+    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(
+            f"{operator}(Tensor dets, Tensor scores, float "
+            "iou_threshold) -> Tensor"
+        )
+    _DECLARED.append(library)
+    importlib.import_module("torchvision")
 
-    `squeezed`: numbers between the two maps; `activation`: nothing →
-    activation, between them, too. Source: Hu et al. (2018); @eq-squeeze.
+
+def from_timm(module: str) -> Any:
+    """A module of the library timm, by its name there.
+
+    Raises `ImportError` where timm is not installed.
 
     Example:
 
-        >>> layer = SqueezeExcite(8, 2, nn.SiLU)
-        >>> layer(torch.rand(2, 8, 5, 5)).shape
-        torch.Size([2, 8, 5, 5])
+        >>> from_timm("optim").RMSpropTF.__name__
+        'RMSpropTF'
     """
-
-    def __init__(self, channels: int, squeezed: int, activation: Activation):
-        super().__init__()
-        self.reduce, self.act, self.expand = (
-            nn.Conv2d(channels, squeezed, 1),
-            activation(),
-            nn.Conv2d(squeezed, channels, 1),
+    if importlib.util.find_spec("timm") is None:
+        raise ImportError(
+            "EfficientNets and TensorFlow's RMSProp are those of the library "
+            "timm, which is not installed: " + to_install("timm")
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        "(B, C, H, W) → (B, C, H, W)."
-        return (
-            x
-            * self.expand(
-                self.act(self.reduce(x.mean((2, 3), keepdim=True)))
-            ).sigmoid()
-        )
+    _torchvision()
+    return importlib.import_module(f"timm.{module}")
 
 
-class InvertedBottleneck(nn.Module):
-    """1 × 1 convolution to `expansion` times the channels, `kernel` × `kernel`
-    in groups of `group_size`, squeeze-and-excitation, 1 × 1 to `channels`.
-
-    The input is added where stride is 1 and the channels stay.
-
-    `channels_in`: of the input; `parts`: see `Parts`; `drop_path`: rate of
-    stochastic depth.
-
-    Raises `ValueError` where `group_size` does not divide the widened channels.
-    Source: Tan & Le (2019); in groups, Masters et al. (2021).
-
-    Example:
-
-        >>> block = InvertedBottleneck(8, 16, 6, 3, 2, 1, Parts())
-        >>> block(torch.rand(2, 8, 6, 6)).shape
-        torch.Size([2, 16, 3, 3])
-    """
-
-    def __init__(
-        self,
-        channels_in: int,
-        channels: int,
-        expansion: int,
-        kernel: int,
-        stride: int,
-        group_size: int,
-        parts: Parts,
-        drop_path: float = 0.0,
-    ):
-        super().__init__()
-        wide = expansion * channels_in
-        if wide % group_size:
-            raise ValueError(
-                f"group_size={group_size} must divide the {wide} "
-                f"channels of a block ({expansion} × "
-                f"{channels_in})"
-            )
-        self.expand, self.norm1, self.act1 = (
-            nn.Identity(),
-            nn.Identity(),
-            nn.Identity(),
-        )
-        if expansion != 1:
-            self.expand = parts.convolution(channels_in, wide, 1)
-            self.norm1, self.act1 = parts.pair(wide)
-        self.conv = parts.convolution(
-            wide, wide, kernel, stride, wide // group_size
-        )
-        self.norm2, self.act2 = parts.pair(wide)
-        self.squeeze = SqueezeExcite(
-            wide, max(1, channels_in // 4), parts.activation
-        )
-        self.project = parts.convolution(wide, channels, 1)
-        self.norm3 = parts.norm(channels)
-        self.adds = stride == 1 and channels_in == channels
-        self.drop_path = DropPath(drop_path)
-
-    def forward(self, x: Tensor) -> Tensor:
-        "(B, channels_in, H, W) → (B, channels, ⌈H/stride⌉, ⌈W/stride⌉)."
-        y = self.act1(self.norm1(self.expand(x)))
-        y = self.squeeze(self.act2(self.norm2(self.conv(y))))
-        y = self.norm3(self.project(y))
-        return self.drop_path(y) + x if self.adds else y
-
-
-# %% ../../../nbs/742_experiments.networks.efficient.ipynb #6399fc39
+# stages in timm's words: repetitions, kernel, stride, expansion, channels
 STAGES = (
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
+    "ds_r1_k3_s1_e1_c16_se0.25",
+    "ir_r2_k3_s2_e{}_c24_se0.25",
+    "ir_r2_k5_s2_e{}_c40_se0.25",
+    "ir_r3_k3_s2_e{}_c80_se0.25",
+    "ir_r3_k5_s1_e{}_c112_se0.25",
+    "ir_r4_k5_s2_e{}_c192_se0.25",
+    "ir_r1_k3_s1_e{}_c320_se0.25",
 )
-
-
-def round_channels(channels: float) -> int:
-    """The multiple of 8 nearest to `channels` (halves up, at least 8), or the
-    next one where that is less than 90 % of it.
-
-    Example:
-
-        >>> [round_channels(1.1 * channels) for channels in (24, 32, 80)]
-        [24, 32, 88]
-    """
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded if rounded >= 0.9 * channels else rounded + 8
-
-
-def fan_out_per_group(model: nn.Module) -> None:
-    """Draw all kernels from a normal law of variance 2/fan-out, counting the
-    output channels of one group.
-
-    `model`: whose kernels they are, in place.
-
-    Example:
-
-        >>> conv = nn.Conv2d(32, 32, 3, groups=32)     # fan-out of a group: 9
-        >>> fan_out_per_group(conv)
-        >>> 0.3 < conv.weight.std().item() < 0.7        # √(2/9) is 0.47
-        True
-    """
-    fan_out_normal(model, per_group=True)
-
-
-class EfficientNet(nn.Module):
-    """EfficientNet: stem, stages of inverted bottlenecks, 1 × 1 convolution,
-    mean over positions, linear classifier.
-
-    `stages`: for each (expansion, kernel, stride, channels, repetitions),
-    scaled by `width` and `depth`. `group_size`: channels in a group of the k ×
-    k convolutions, 1 for depthwise ones; `expansion`: replaces the expansions
-    of the table that are not 1. `stem`, `head`: channels before and after the
-    stages, scaled too; `stem_stride`. `dropout` before the classifier;
-    `drop_path`: stochastic depth, growing linearly from 0 with the block.
-    `norm`, `activation`, `joint`, `conv`: see `Parts`. `init`: is called with
-    the model at the end and draws its weights. `classes`, `channels`: of the
-    scores, and of the images.
-
-    Raises `ValueError` for sizes < 1, and where `group_size` does not divide
-    the channels of a block. Source: Tan & Le (2019); in groups: Masters et al.
-    (2021).
-
-    Example:
-
-        >>> EfficientNet(classes=7, width=0.25,
-        ...              depth=0.1)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 7])
-    """
-
-    def __init__(
-        self,
-        classes: int = 10,
-        channels: int = 3,
-        *,
-        width: float = 1.0,
-        depth: float = 1.0,
-        group_size: int = 1,
-        expansion: int | None = None,
-        stages: Sequence[Sequence[int]] = STAGES,
-        stem: int = 32,
-        head: int = 1280,
-        stem_stride: int = 2,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        norm: Norm = nn.BatchNorm2d,
-        activation: Activation = nn.SiLU,
-        joint: Norm | None = None,
-        conv: Callable[..., nn.Module] = nn.Conv2d,
-        init: Callable[[nn.Module], None] = fan_out_per_group,
-    ):
-        super().__init__()
-        if (
-            min(classes, channels, group_size, stem, head, stem_stride) < 1
-            or min(width, depth) <= 0
-            or not stages
-        ):
-            raise ValueError(
-                "EfficientNet needs positive sizes and at least one stage, "
-                f"given classes={classes}, channels={channels}, width={width}, "
-                f"depth={depth}, group_size={group_size}, stem={stem}, "
-                f"head={head}, stem_stride={stem_stride}, {len(stages)} stages"
-            )
-        parts = Parts(norm, activation, joint, conv)
-        inside = round_channels(width * stem)
-        self.stem = parts.convolution(channels, inside, 3, stem_stride)
-        self.stem_norm, self.stem_act = parts.pair(inside)
-        rows = [
-            (
-                e if e == 1 or expansion is None else expansion,
-                k,
-                s if first else 1,
-                round_channels(width * c),
-            )
-            for e, k, s, c, r in stages
-            for first in [True] + [False] * (math.ceil(depth * r) - 1)
-        ]
-        blocks = []
-        for i, (e, k, s, c) in enumerate(rows):
-            blocks.append(
-                InvertedBottleneck(
-                    inside,
-                    c,
-                    e,
-                    k,
-                    s,
-                    group_size,
-                    parts,
-                    drop_path * i / max(len(rows) - 1, 1),
-                )
-            )
-            inside = c
-        self.stages = nn.Sequential(*blocks)
-        outside = round_channels(width * head)
-        self.head = parts.convolution(inside, outside, 1)
-        self.norm, self.act = parts.pair(outside)
-        self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(outside, classes)
-        init(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        "Images (B, channels, H, W) → scores (B, classes)."
-        x = self.stages(self.stem_act(self.stem_norm(self.stem(x))))
-        x = self.act(self.norm(self.head(x)))
-        return self.classifier(self.dropout(x.mean((2, 3))))
 
 
 def tf_batch_norm(channels: int) -> nn.BatchNorm2d:
@@ -292,39 +100,74 @@ def tf_batch_norm(channels: int) -> nn.BatchNorm2d:
 
 
 def efficientnet(
-    variant: int, grouped: bool = False, **options: Any
-) -> EfficientNet:
-    """The EfficientNet-B0 or B2 (`variant` 0 or 2) for images of 224 or 260
-    pixels; `grouped`: convolutions in groups of 16 and expansion 4, in place of
-    depthwise ones and 6.
+    classes: int = 1000,
+    channels: int = 3,
+    *,
+    width: float = 1.0,
+    depth: float = 1.0,
+    group_size: int = 1,
+    expansion: int = 6,
+    stages: Sequence[str] = STAGES,
+    stem: int = 32,
+    head: int = 1280,
+    dropout: float = 0.2,
+    drop_path: float = 0.0,
+    norm: Norm = tf_batch_norm,
+    activation: Activation = nn.SiLU,
+    joint: Norm | None = None,
+) -> nn.Module:
+    """timm's EfficientNet, of normalizers and activations that are given; by
+    default B0, for images of 224 pixels.
 
-    `options`: those of `EfficientNet`; `norm` is `tf_batch_norm` by default.
-    Raises `ValueError` for other variants.
-    Source: Tan & Le (2019), Masters et al. (2021).
+    `stages`: a line of timm's for each, `expansion` in the place of `{}`,
+    scaled by `width` and `depth`. `group_size`: channels in a group of the k ×
+    k convolutions, 1 for depthwise ones, a divisor of each block's channels.
+    `stem`, `head`: channels before and after the stages, scaled too. `dropout`
+    before the classifier; `drop_path`: stochastic depth, growing linearly from
+    0 with the block. `norm`, `activation`, `joint`: see `Parts`. `classes`,
+    `channels`: of the scores, and of the images.
+
+    Raises `ImportError` without timm, `ValueError` for sizes < 1. Source: Tan &
+    Le (2019); in groups: Masters et al. (2021).
 
     Example:
 
-        >>> sum(p.numel() for p in efficientnet(0).parameters())
+        >>> sum(p.numel() for p in efficientnet().parameters())
         5288548
-        >>> efficientnet(1)
-        Traceback (most recent call last):
-        ValueError: variant=1: this book has EfficientNet-B0 and B2, so 0 or 2
     """
-    scales = {
-        0: {"width": 1.0, "depth": 1.0, "dropout": 0.2},
-        2: {"width": 1.1, "depth": 1.2, "dropout": 0.3},
-    }
-    if variant not in scales:
+    sizes = (classes, channels, width, depth, group_size, stem, head)
+    if min(sizes) <= 0:
         raise ValueError(
-            f"variant={variant!r}: this book has EfficientNet-B0 "
-            "and B2, so 0 or 2"
+            "efficientnet needs positive sizes, given classes, channels, "
+            f"width, depth, group_size, stem, head = {sizes}"
         )
-    return EfficientNet(
-        **{
-            "classes": 1000,
-            "norm": tf_batch_norm,
-            **scales[variant],
-            **({"group_size": 16, "expansion": 4} if grouped else {}),
-            **options,
-        }
+    timm = from_timm("models.efficientnet")
+    parts = Parts(norm, activation, joint)
+
+    def normalizer(
+        channels: int, apply_act: bool = True, **where: Any
+    ) -> nn.Module:
+        if apply_act:
+            return nn.Sequential(*parts.pair(channels))
+        return norm(channels)
+
+    scaled = partial(timm.round_channels, multiplier=width)
+    model = timm.EfficientNet(
+        timm.decode_arch_def(
+            [[stage.format(expansion)] for stage in stages],
+            depth,
+            group_size=group_size,
+        ),
+        classes,
+        scaled(head),
+        channels,
+        stem,
+        act_layer=activation,
+        norm_layer=normalizer,
+        round_chs_fn=scaled,
+        drop_rate=dropout,
     )
+    blocks = [block for stage in model.blocks for block in stage]
+    for i, block in enumerate(blocks):  # ours, which the instruments know
+        block.drop_path = DropPath(drop_path * i / max(len(blocks) - 1, 1))
+    return model

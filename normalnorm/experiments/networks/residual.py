@@ -262,10 +262,9 @@ class Block(nn.Module):
 
 
 # %% ../../../nbs/740_experiments.networks.residual.ipynb #1dc64daa
-def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
+def fan_out_normal(model: nn.Module) -> None:
     """Draw the kernels of all 2-d convolutions from a normal law of variance
-    2/fan-out, fan-out = output channels × kernel area (`per_group`: of one
-    group).
+    2/fan-out, fan-out = output channels × kernel area.
 
     The other parameters keep their values. Source: He et al. (2015).
 
@@ -280,20 +279,9 @@ def fan_out_normal(model: nn.Module, per_group: bool = False) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            if per_group and module.groups > 1:
-                nn.init.normal_(
-                    module.weight,
-                    std=(
-                        2
-                        * module.groups
-                        / (module.out_channels * module.weight[0, 0].numel())
-                    )
-                    ** 0.5,
-                )
-            else:
-                nn.init.kaiming_normal_(
-                    module.weight, mode="fan_out", nonlinearity="relu"
-                )
+            nn.init.kaiming_normal_(
+                module.weight, mode="fan_out", nonlinearity="relu"
+            )
 
 
 def fan_in_truncated(model: nn.Module, gain: float = 1.0) -> None:

@@ -39,7 +39,6 @@ from typing import Any
 
 from torch import nn
 
-from ..networks.efficient import SqueezeExcite
 from ..networks.residual import Block
 from normalnorm.experiments.recipes.proxy import (
     SAMPLES,
@@ -74,19 +73,14 @@ def standardized(model: nn.Module) -> nn.Module:
         >>> len(list(block.conv2.parameters()))
         2
     """
-    kept = {
-        m
-        for excite in model.modules()
-        if isinstance(excite, SqueezeExcite)
-        for m in excite.modules()
-    }
     ends = {
         getattr(m, f"conv{m.convolutions}")
         for m in model.modules()
         if isinstance(m, Block)
     }
     for module in list(model.modules()):
-        if isinstance(module, nn.Conv2d) and module not in kept:
+        # those of squeeze-excite are the ones with a bias
+        if isinstance(module, nn.Conv2d) and module.bias is None:
             weight_standardization(
                 module, eps=0.0, scaled=True, gain=module in ends
             )
@@ -304,7 +298,7 @@ def _smaller(config: dict[str, Any]) -> dict[str, Any]:
     }
     arguments |= {"classes": 10, "channels": 1}
     arguments |= (
-        {"width": 0.5, "depth": 0.1, "head": 128, "stem_stride": 2}
+        {"width": 0.5, "depth": 0.1, "head": 128}
         if efficient
         else {"blocks": [1, 1], "widths": [16, 16], "stem": "small"}
         | (
