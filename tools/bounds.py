@@ -24,6 +24,7 @@ TOOLS = [
     "matplotlib",
     "lightning-fabric",
     "kornia",
+    "timm",
     "tqdm",
 ]
 # what `newest` takes without a pin; the book's tools keep theirs

@@ -23,7 +23,6 @@ from normalnorm.layers.normality import (
     BatchNormalNorm2d,
     LayerNormalNorm,
 )
-from tests.peers import installed
 from tests.refusals import refusals
 from tests.toys import Of
 
@@ -77,8 +76,6 @@ NORMALITY = {
 
 
 def small(name, seed=0, **arguments):
-    if "efficient" in name:
-        installed("timm")
     torch.manual_seed(seed)
     return models.build(name, **{**SMALL[name][0], **arguments})
 
@@ -201,8 +198,6 @@ def test_every_name_builds_and_runs_at_the_published_sizes(name):
     """Sizes of inputs, and strides, which numbers of parameters do not see.
     (These numbers: the chapter.)
     """
-    if "efficient" in name:
-        installed("timm")
     entry = models.architecture(name)
     text = len(entry.inputs) == 1
     with torch.device("meta"):

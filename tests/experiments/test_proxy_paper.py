@@ -28,7 +28,6 @@ from normalnorm.layers.parametrizations import StandardizedWeight
 from normalnorm.layers.proxy_norm import ProxyNorm
 from tests.experiments.test_proxy_recipe import of_kind
 from tests.experiments.test_real_folders import as_downloaded
-from tests.peers import installed
 
 KNOWN = results.recipes()
 NAMES = {
@@ -52,11 +51,6 @@ SMOKE = [
 ]
 
 
-def needs_timm(network):
-    if "efficient" in network.lower():
-        installed("timm")
-
-
 # On the meta device the conversion cannot try what an activation does, and
 # names layers that it leaves alone anyway.
 @pytest.mark.filterwarnings("ignore:left as they are")
@@ -65,7 +59,6 @@ def needs_timm(network):
 def test_each_arm_at_the_size_of_the_paper(network):
     "On the meta device, where nothing is computed."
     recipe = KNOWN[NAMES[network]]
-    needs_timm(network)
     for name, config in recipe.scales["paper"].items():
         assert Settings(**config["train"]).epochs in (100, 350)
         if name not in IMAGENET[network][3]:
@@ -95,7 +88,6 @@ def test_parameters_of_the_networks_by_hand():
         ("ResNet-50", 25_549_352),
         ("EfficientNet-B0", 5_288_548),
     ):
-        needs_timm(network)
         arms = KNOWN[NAMES[network]].scales["paper"]
         with torch.device("meta"):
             found = {
@@ -191,7 +183,6 @@ def chosen(network):
 
 @pytest.mark.parametrize("network", IMAGENET)
 def test_two_steps_on_a_folder_of_imagenet(network, folders):
-    needs_timm(network)
     for arm in chosen(network):
         two_steps(KNOWN[NAMES[network]], arm, folders)
 
@@ -211,7 +202,6 @@ def test_two_steps_of_depths_and_sweeps(name, arm, folders):
 
 @pytest.mark.parametrize("name, arm", SMOKE)
 def test_the_smallest_scale_of_each_way_makes_a_step(name, arm):
-    needs_timm(name)
     config = KNOWN[name].scales["smoke"][arm]
     train = config["train"] | {"steps": 1}
     row = KNOWN[name].run(config | {"train": train}, 0)
