@@ -8,7 +8,10 @@ import io
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn.utils import fusion
 
+from normalnorm.layers.folding import fold
+from normalnorm.layers.guards import lies_last
 from tests.layers.steps import refusals, step
 from tests.state.record import exported
 from tests.toys import Of
@@ -261,3 +264,71 @@ def test_vmap_where_channels_lie_last(name):
     torch.testing.assert_close(
         torch.func.vmap(layer)(several), expected, **CLOSE
     )
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_inside_vmap_are_refused(name):
+    "PyTorch's layers refuse them, too."
+    layer, several = (
+        LAYERS[name].ours().train(),
+        torch.stack([images(), images()]),
+    )
+    layer.noise = 0.0
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match="track_running_stats"):
+        torch.func.vmap(nn.BatchNorm2d(4))(several)
+    with pytest.raises(RuntimeError, match="vmap.*track_running_stats=False"):
+        torch.func.vmap(layer)(several)
+    for key, value in layer.state_dict().items():
+        if "running" in key:
+            assert torch.equal(value, before[key])
+
+
+def test_where_channels_lie():
+    x = torch.randn(2, 3, 4, 5)
+    assert not lies_last(x) and lies_last(
+        x.contiguous(memory_format=torch.channels_last)
+    )
+    assert (
+        not lies_last(x[:, :, ::2])
+        and not lies_last(x[0])
+        and not lies_last(x[:, :1].contiguous())
+    )
+
+
+# ---- fusing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["conv", "linear"])
+def test_what_would_drop_the_transform_is_refused(name):
+    "And allowed where there is none; `fold` is right everywhere."
+    fuse = getattr(fusion, f"fuse_{name}_bn_eval")
+    first = nn.Conv2d(4, 4, 1) if name == "conv" else nn.Linear(4, 4)
+    layer = "BatchNormalNorm2d" if name == "conv" else "BatchNormalNorm1d"
+    u = images()[:, :4] if name == "conv" else torch.randn(8, 4)
+    for alpha in (0.0, 1.0):
+        model = nn.Sequential(first, C[layer](4, alpha=alpha))
+        model(u.exp())
+        model.eval()
+        torch.testing.assert_close(fold(model)(u), model(u), **CLOSE)
+        if alpha:
+            with pytest.raises(TypeError, match=f"{fuse.__name__}.*fold"):
+                fuse(*model)
+        else:
+            torch.testing.assert_close(fuse(*model)(u), model(u), **CLOSE)
+    assert model[1].eps == 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_fusions_leave_the_layers_alone():
+    from torch.fx.experimental.optimization import fuse
+
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, u = network("batch2").eval(), images()
+    fused = fuse(model)
+    assert type(fused.get_submodule("1")) is C["BatchNormalNorm2d"]
+    torch.testing.assert_close(fused(u), model(u), **CLOSE)
+    with pytest.raises(
+        (NotImplementedError, AssertionError), match="BatchNormalNorm2d"
+    ):
+        quantization.fuse_modules(model, [["0", "1"]])
