@@ -417,7 +417,7 @@ def test_a_module_loaded_again_replaces_its_operators():
     python("""
         import importlib, warnings
         import torch
-        from normalnorm.layers.engines import compiler, native, operators
+        from normalnorm.layers.engines import native, operators
         u = torch.tensor([[1.0, 3.0]])
         how = (None, None, None, [1], None, 1e-5, 0.0, "scaled", 1.0, 0,
                native.KEPT)
