@@ -6,7 +6,6 @@ takes turns, so that a slow minute meets both.
 """
 
 import copy
-import ctypes
 import math
 import os
 import statistics
@@ -308,24 +307,12 @@ class Nothing(nn.LayerNorm):
         return torch.empty_like(u)
 
 
-RATES = {
-    "multiplications, also fused with an addition, G/s": [0],
-    "operations of all kinds, G/s": [0, 1, 2, 3],
-    "divisions, G/s": [4],
-}
-
-
 def machine(pairs: int, quick: bool) -> Iterator[dict]:
-    """What the processor can do: bytes a second from memory and from the cache,
-    operations on float32 a second by kind and in a matrix product, PyTorch's
-    functions in the cache, and a layer that does nothing.
+    """What the processor can do: bytes a second from memory and from the cache;
+    and what a layer takes that does nothing.
     """
-    from normalnorm.layers.engines.compiler import load
-
     pairs, threads = max(pairs, 10), torch.get_num_threads()
-    of = lambda function, count, repeat=0: (
-        best(function, pairs, repeat) / count * 1e9
-    )
+    of = lambda function, count: best(function, pairs) / count * 1e9
     row = lambda what, value, digits: {
         "what": what,
         "value": round(value, digits),
@@ -335,26 +322,6 @@ def machine(pairs: int, quick: bool) -> Iterator[dict]:
         source, target = torch.ones(2, count).unbind(0)
         copying = lambda s=source, t=target: t.copy_(s)
         yield row(f"copy in {what}, GB/s", 8 / of(copying, count), 1)
-    a, b = torch.ones(2, 1024, 1024).unbind(0)
-    product = of(lambda: torch.mm(a, a, out=b), 1024**3, 1)
-    yield row("matrix product, float32 GFLOP/s", 2 / product, 1)
-    run = load(
-        Path(__file__).with_name("rates.cpp"), ["benchmarks_run"]
-    ).benchmarks_run
-    run.restype = ctypes.c_int64
-    run.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-    for what, kinds in RATES.items():
-        calls = [
-            lambda kind=kind: run(kind, threads, 100_000) for kind in kinds
-        ]
-        yield row(what, max(1 / of(call, call(), 1) for call in calls), 1)
-    x, y = torch.rand(1 << 14), torch.empty(1 << 14)
-    for what, function in (
-        ("torch.log1p in cache", lambda: torch.log1p(x, out=y)),
-        ("torch.expm1 in cache", lambda: torch.expm1(x, out=y)),
-        ("torch.randn", y.normal_),
-    ):
-        yield row(f"{what}, ns a value", of(function, x.numel()), 3)
     u, layer = torch.randn(2, 8, requires_grad=True), Nothing(8)
     for what, call in (
         ("forward and backward", step(layer, u, torch.ones(2, 8))),
