@@ -13,7 +13,6 @@ __all__ = [
     "PRECISIONS",
     "Settings",
     "learning_rate",
-    "RMSPropTF",
     "orthogonalized",
     "Muon",
     "groups_by_name",
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .networks.efficient import from_timm
 from ..names import near
 
 # %% ../../nbs/749_experiments.optimization.ipynb #a4e4b130
@@ -65,7 +65,7 @@ class Settings:
 
     *Optimizer.* `optimizer`: "sgd" (with `momentum`, `nesterov`), "adamw" (with
     `betas`), "rmsprop" and TensorFlow's, "rmsprop_tf" (with `momentum`,
-    `rms_decay`; see `RMSPropTF`), "muon" (as "sgd"; see `Muon`); `eps`,
+    `rms_decay`; the second is timm's), "muon" (as "sgd"; see `Muon`); `eps`,
     PyTorch's own by default (TensorFlow's in "rmsprop_tf"). `weight_decay`
     applies to all parameters, as in the papers' code, but for those that
     `no_decay` names (see `groups_by_name`). `groups`: pattern of names → a
@@ -275,94 +275,6 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
     return s.lr
 
 
-# %% ../../nbs/749_experiments.optimization.ipynb #f0a1c752
-class RMSPropTF(torch.optim.Optimizer):
-    """RMSProp as TensorFlow computes it: the mean square starts at 1, `eps` is
-    under the root, the learning rate inside the momentum (@eq-rmsprop-tf).
-
-    `alpha`: decay of the mean square (`rho` or `decay` there); `momentum`;
-    `weight_decay` is added to the gradient, times the parameter, as a penalty
-    of half the squared norm does. The defaults are TensorFlow's. `params`:
-    parameters, or groups of them, as for `torch.optim.RMSprop`; `lr`: the
-    learning rate.
-
-    Raises `ValueError` for numbers out of range, `RuntimeError` for sparse
-    gradients. Source: TensorFlow's operation `ApplyRMSProp`.
-
-    Example:
-
-        >>> w = nn.Parameter(torch.ones(1))
-        >>> w.grad = torch.ones(1)
-        >>> RMSPropTF([w], lr=0.1).step()       # the mean square stays at 1
-        >>> round(w.item(), 4)
-        0.9
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        alpha: float = 0.9,
-        eps: float = 1e-10,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-    ) -> None:
-        given = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-        }
-        for name, value in given.items():
-            if (
-                not 0
-                <= value
-                < (1 if name in ("alpha", "momentum") else math.inf)
-            ):
-                raise ValueError(
-                    f"RMSPropTF: {name}={value}; expected a "
-                    "number from 0 on, alpha and momentum below "
-                    "1"
-                )
-        super().__init__(params, given)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One step for all parameters that have a gradient; returns what
-        `closure` does, if there is one.
-        """
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.grad.is_sparse:
-                    raise RuntimeError(
-                        "RMSPropTF takes no sparse gradients: "
-                        "make the embedding with sparse=False"
-                    )
-                state = self.state[p]
-                if not state:
-                    state["square_avg"] = torch.ones_like(p)
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                gradient = (
-                    p.grad.add(p, alpha=group["weight_decay"])
-                    if group["weight_decay"]
-                    else p.grad
-                )
-                v, m = state["square_avg"], state["momentum_buffer"]
-                v.mul_(group["alpha"]).addcmul_(
-                    gradient, gradient, value=1 - group["alpha"]
-                )
-                m.mul_(group["momentum"]).addcdiv_(
-                    gradient, v.add(group["eps"]).sqrt_(), value=group["lr"]
-                )
-                p.sub_(m)
-        return loss
-
-
 # %% ../../nbs/749_experiments.optimization.ipynb #749a0002
 def orthogonalized(kernel: Tensor, steps: int = 3) -> Tensor:
     """A kernel whose singular values, as a matrix with a row for each filter,
@@ -494,7 +406,9 @@ def make_optimizer(
     model: nn.Module, settings: Settings
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings' name over the parameters of `model`:
-    PyTorch's own, `RMSPropTF` or `Muon`.
+    PyTorch's own, timm's `RMSpropTF` or `Muon`.
+
+    Raises `ImportError` for "rmsprop_tf" without timm.
 
     Example:
 
@@ -512,7 +426,10 @@ def make_optimizer(
         "muon": (Muon, sgd),
         "adamw": (torch.optim.AdamW, {"betas": settings.betas}),
         "rmsprop": (torch.optim.RMSprop, rms),
-        "rmsprop_tf": (RMSPropTF, rms),
+        "rmsprop_tf": (
+            lambda *of, **how: from_timm("optim").RMSpropTF(*of, **how),
+            rms,
+        ),
     }
     kind, options = kinds[settings.optimizer]
     if settings.eps is not None and options is not sgd:

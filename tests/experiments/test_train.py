@@ -20,7 +20,6 @@ from torch import nn
 from normalnorm.experiments import models
 from normalnorm.experiments import train as loop
 from normalnorm.experiments.optimization import (
-    RMSPropTF,
     Settings,
     groups_by_name,
     learning_rate,
@@ -883,38 +882,13 @@ test_what_cannot_be_measured_or_left_alone = refusals(
         ),
     ]
 )
-test_tensorflows_rmsprop_refuses_what_makes_no_sense = refusals(
-    [
-        ("lr", -1.0, "RMSPropTF: lr="),
-        ("alpha", 1.0, "RMSPropTF: alpha="),
-        ("eps", -1e-9, "RMSPropTF: eps="),
-        ("momentum", 1.0, "RMSPropTF: momentum="),
-        ("weight_decay", math.nan, "RMSPropTF: weight_decay="),
-    ],
-    lambda name, value: RMSPropTF(_linear().parameters(), **{name: value}),
-)
 
 
-def test_tensorflows_rmsprop_without_gradients_with_closures_and_sparse():
-    w, idle = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = RMSPropTF([w, idle], lr=0.1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = w.sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 2.0
-    torch.testing.assert_close(w.data, torch.full((2,), 0.9))
-    assert torch.equal(idle.data, torch.ones(2)) and idle not in optimizer.state
-    again = RMSPropTF([w, idle])
-    again.load_state_dict(optimizer.state_dict())
-    assert again.param_groups[0]["lr"] == 0.1
-    embedding = nn.Embedding(3, 2, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse=False"):
-        RMSPropTF(embedding.parameters()).step()
+def test_tensorflows_rmsprop_without_timm_says_what_to_install(monkeypatch):
+    settings = Settings(epochs=1, optimizer="rmsprop_tf")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match=r'pip install "\.\[timm\]"'):
+        make_optimizer(_linear(), settings)
 
 
 test_wrong_targets_are_refused = refusals(
