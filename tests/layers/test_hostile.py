@@ -10,7 +10,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,8 +18,6 @@ import normalnorm
 from normalnorm.layers import core
 from normalnorm.layers.backends import (
     Normalization,
-    compute,
-    normality_norm,
     set_backend,
 )
 from normalnorm.layers.core import Rule
@@ -127,10 +124,11 @@ def test_the_harness_sees_what_is_wrong(monkeypatch):
         monkeypatch.setitem(hostile.S, "new", situation)
         verdict = hostile.judged(("layer", "plain", "new"))
         assert verdict.word == "wrong" and text in verdict.text
-    monkeypatch.setattr(hostile, "SECONDS", 20)
     with hostile.Isolated() as call:
         assert "SIGSEGV" in call(signal.raise_signal, signal.SIGSEGV).text
-        assert "no answer" in call(time.sleep, 90).text
+        with monkeypatch.context() as patch:
+            patch.setattr(hostile, "SECONDS", 1)
+            assert "no answer" in call(time.sleep, 90).text
         case = ("layer", "plain", "input: as it should be")
         assert call(hostile.tried, *case).word == "right"
 
@@ -237,123 +235,6 @@ test_given_statistics_must_be_real = refusals(
     normalized,
     TypeError,
 )
-
-
-# ---- function modes ---------------------------------------------------------
-
-
-class Named(torch.overrides.TorchFunctionMode):
-    """Sees the names of the functions called, and doubles what `exp` or `mul`
-    return.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_function__(self, function, types, arguments=(), named=None):
-        self.names.append(getattr(function, "__name__", str(function)))
-        out = function(*arguments, **(named or {}))
-        return 2 * out if self.names[-1] in ("mul", "__mul__", "exp") else out
-
-
-FUNCTIONS = {
-    "layer": (normalnorm.LayerNormalNorm(6, noise=0.0), torch.randn(8, 6)),
-    "batch": (normalnorm.BatchNormalNorm1d(6, noise=0.0), torch.randn(8, 6)),
-    "evaluation": (
-        normalnorm.BatchNormalNorm1d(6, noise=0.0).eval(),
-        torch.randn(8, 6),
-    ),
-    "over axes": (lambda x: normality_norm(x, (1,))[0], torch.randn(8, 6)),
-    "proxy": (
-        lambda x: proxy_statistics(
-            x, torch.zeros(6), activation="gelu", samples=200
-        )[1],
-        torch.rand(6),
-    ),
-}
-
-
-@pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_mode_sees_the_definition(name, gradient):
-    "What a mode changes arrives in the result, as it does without the kernel."
-    function, x = FUNCTIONS[name]
-    found = {}
-    for backend in ("native", "eager"):
-        with set_backend(backend), Named() as mode:
-            found[backend] = (
-                function(x.clone().requires_grad_(gradient)).detach(),
-                len(mode.names),
-            )
-    plain = function(x).detach()
-    assert torch.equal(
-        found["native"][0], found["eager"][0]
-    ) and not torch.allclose(found["native"][0], plain, atol=1e-2)
-    assert (
-        found["native"][1] > 10
-        and abs(found["native"][1] - found["eager"][1]) < 4
-    )
-
-
-def test_the_default_device_is_no_foreign_mode():
-    "Under torch.device the kernel computes as it did."
-    x = torch.randn(8, 6)
-    if not native.available():
-        pytest.skip("needs the kernel")
-    by_kernel = lambda: compute(Normalization(x, Over(0))) is not None
-    assert are_concrete(x) and by_kernel()
-    with torch.device("cpu"):
-        assert are_concrete(x) and by_kernel()
-        with Named():
-            assert not are_concrete(x) and not by_kernel()
-
-
-# ---- settings ---------------------------------------------------------------
-
-
-def test_a_changed_epsilon_is_used():
-    """A tensor gives its value when it is set: what is done to it later does
-    nothing until then.
-    """
-    for layer in (
-        normalnorm.BatchNormalNorm1d(4),
-        normalnorm.LayerNormalNorm(4),
-        normalnorm.GroupNormalNorm(2, 4),
-        normalnorm.LayerNormalNorm(4, gaussianizer=Chain()),
-    ):
-        x, eps = torch.randn(6, 4), torch.tensor(1e-5)
-        layer.noise, layer.eps = 0.0, eps
-        first = layer(x)
-        eps.fill_(3.0)
-        assert type(layer.eps) is float and torch.equal(first, layer(x))
-        layer.eps = eps
-        now = layer(x)
-        layer.eps = 3.0
-        assert torch.equal(now, layer(x)) and not torch.allclose(first, now)
-
-
-@pytest.mark.parametrize(
-    "eps",
-    [
-        np.array(1e-3),
-        torch.ones(2),
-        torch.tensor(1e-3, requires_grad=True),
-        "1e-3",
-        None,
-        1j,
-        torch.tensor(1j),
-    ],
-    ids=str,
-)
-def test_what_is_no_number(eps):
-    for ask in (
-        lambda: normalnorm.BatchNormalNorm1d(4, eps=eps, gaussianizer=Chain()),
-        lambda: Rule(eps).check(),
-        lambda: normality_norm(torch.randn(8, 3), (0,), eps=eps),
-    ):
-        with pytest.raises(TypeError, match="eps=.*a number is expected"):
-            ask()
 
 
 # ---- modes, memory, hooks ---------------------------------------------------

@@ -177,7 +177,13 @@ def cases_of(names: tuple[str, ...]) -> list[tuple[str, str, str]]:
     ]
 
 
-HIDINGS = [(), *((name,) for name in WHERE), tuple(WHERE)]
+# each alone is asked below whether it answers as its public form
+HIDINGS = [
+    (),
+    tuple(CORE),
+    *((name,) for name in WHERE if name not in CORE),
+    tuple(WHERE),
+]
 
 
 def test_without():
@@ -261,7 +267,7 @@ assert (private.in_transform is torch._C._are_functorch_transforms_active
         and private.dispatch_modes is torch._C._len_torch_dispatch_stack)
 assert answers(private) == expected, answers(private)
 with torch.device("cpu"):
-    assert not private.foreign_mode()
+    assert not private.foreign_mode() and private.are_concrete(torch.ones(()))
 for name, ours in hidden.CORE.items():
     for value in (hidden.GONE, None, 0, -1, "text", len, lambda: None,
                   lambda: True, lambda: [], lambda: [0], same):
