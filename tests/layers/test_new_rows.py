@@ -6,6 +6,7 @@ try them.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -187,19 +188,15 @@ def copy(tmp_path_factory):
 
 def test_they_are_public_and_tried_like_every_row(copy):
     "By name, in the table, and by the tests of rows."
-    asked = (
-        "import normalnorm; from normalnorm.layers.families import named; "
-        "print(normalnorm.DynamicArctan(3)); print(named('mad').make(3))"
-    )
-    made = written(copy, "timeit", "-n1", "-r1", asked)
-    assert "DynamicArctan()" in made and "AbsoluteDeviation()" in made
     files = ("families", "accepted", "harness", "state", "modules", "traced")
     said = written(
         copy,
         *("pytest", "-vv", "-p", "no:cacheprovider", "-n", "0", "-k"),
         "dya or mad or Arctan or Absolute or exported or formula "
-        "or gaussianizer",
+        "or gaussianizer or exports_are or each_name",
         *(f"tests/layers/test_{name}.py" for name in files),
     )
     assert min(said.count("[dya "), said.count("[mad ")) > 10
+    for name in ("exports_are_the_rows", "each_name_makes_its_layer"):
+        assert re.search(f"::test_{name}\\w* PASSED", said)
     assert "FAILED" not in said and "failed" not in said
