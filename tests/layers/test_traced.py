@@ -29,6 +29,7 @@ LAYERS |= {
     "steps": LAYERS["batch2"].having(steps=2),
 }
 EACH = pytest.mark.parametrize("name", LAYERS)
+AVERAGES = [name for name, trial in LAYERS.items() if trial.averages]
 CLOSE = dict(rtol=1e-5, atol=1e-5)
 
 
