@@ -21,10 +21,10 @@ book: $(VENV)/.ready  ## run the chapters that changed, render the book to _buil
 	@$(BIN)/python -m tools.build
 
 test: $(VENV)/.ready  ## run the chapters that changed and every test
-	@$(BIN)/python -m pytest -n 3 --dist worksteal tests
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 test-quick: $(VENV)/.ready  ## the tests that are quick, start no processes and no browser (about two minutes)
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not browser and not processes" tests
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser and not processes" tests
 
 export: $(VENV)/.ready  ## write normalnorm/, README.md and _quarto.yml from the notebooks; clean the notebooks
 	@$(BIN)/python -m tools.export
