@@ -1180,8 +1180,14 @@ def test_what_a_killed_writer_left_is_cleared_by_the_next(finished, tmp_path):
 
 def test_sigterm_ends_the_command_in_words(tmp_path, listed):
     "Afterwards SIGTERM is what it was. (What is kept: tools/kills.py.)"
-    listed(known_recipe(lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)))
-    before = signal.getsignal(signal.SIGTERM)
+
+    def ended(*_, **__):
+        assert callable(signal.getsignal(signal.SIGTERM))  # or pytest is ended
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    listed(known_recipe(ended))
+    # whatever another test has left
+    signal.signal(signal.SIGTERM, before := signal.SIG_DFL)
     status, out, err = printed("run", "known", "--out", tmp_path)
     assert (status, out) == (143, "")
     assert err.endswith(
