@@ -714,7 +714,7 @@ def test_the_data_of_committed_rows_are_those_of_today(monkeypatch):
         rows, problems = results.scan(recipe, scale, file.parents[2])
         assert not problems
         committed |= rows
-    assert len(committed) == 3129
+    assert len(committed) == 3229
     for path, row in committed.items():
         name = row["config"]["data"]
         draws = "draw" in row["config"] or row["recipe"] == "proxy-norm"
