@@ -472,6 +472,7 @@ test_wrong_arguments_are_refused_with_a_reason = refusals(
         (lambda: residual.wide_resnet(26, 2), "give 2 more"),
         (lambda: residual.resnext(18), "50, 101 or 152"),
         (lambda: efficient.efficientnet(width=0), "positive sizes"),
+        (lambda: efficient.efficientnet(group_size=7), "group_size=7 must"),
         (
             lambda: transformer.LanguageModel(width=10, heads=4),
             "width=10 a multiple of heads=4",

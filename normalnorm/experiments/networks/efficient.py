@@ -127,7 +127,8 @@ def efficientnet(
     0 with the block. `norm`, `activation`, `joint`: see `Parts`. `classes`,
     `channels`: of the scores, and of the images.
 
-    Raises `ImportError` without timm, `ValueError` for sizes < 1. Source: Tan &
+    Raises `ImportError` without timm, `ValueError` for sizes < 1 and
+    another `group_size`. Source: Tan &
     Le (2019); in groups: Masters et al. (2021).
 
     Example:
@@ -152,21 +153,27 @@ def efficientnet(
         return norm(channels)
 
     scaled = partial(timm.round_channels, multiplier=width)
-    model = timm.EfficientNet(
-        timm.decode_arch_def(
-            [[stage.format(expansion)] for stage in stages],
-            depth,
-            group_size=group_size,
-        ),
-        classes,
-        scaled(head),
-        channels,
-        stem,
-        act_layer=activation,
-        norm_layer=normalizer,
-        round_chs_fn=scaled,
-        drop_rate=dropout,
-    )
+    try:
+        model = timm.EfficientNet(
+            timm.decode_arch_def(
+                [[stage.format(expansion)] for stage in stages],
+                depth,
+                group_size=group_size,
+            ),
+            classes,
+            scaled(head),
+            channels,
+            stem,
+            act_layer=activation,
+            norm_layer=normalizer,
+            round_chs_fn=scaled,
+            drop_rate=dropout,
+        )
+    except AssertionError as error:  # timm's, without a word
+        raise ValueError(
+            f"group_size={group_size} must divide the widened channels of each "
+            "block"
+        ) from error
     blocks = [block for stage in model.blocks for block in stage]
     for i, block in enumerate(blocks):  # ours, which the instruments know
         block.drop_path = DropPath(drop_path * i / max(len(blocks) - 1, 1))
