@@ -79,13 +79,18 @@ _MADE: dict[str, dict[str, Any]] = {
 ARMS = tuple(_MADE)[:9]
 
 
-def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
+def unique_model(
+    config: dict[str, Any],
+    seed: int,
+    made: dict[str, dict[str, Any]] = _MADE,
+) -> nn.Module:
     """The network of a configuration, with the initial kernels of `seed`, which
     are the same for all normalizers.
 
     `config["norm"]`: `kind`, one of the nine rows of the paper's Table 3, or
-    "BMLV-Train", "LMBV-Train", which keep no running averages, as Batch-Train.
-    Raises `ValueError` for another kind.
+    "BMLV-Train", "LMBV-Train", which keep no running averages, as Batch-Train;
+    or of `made`, kind → parts of the network. Raises `ValueError` for another
+    kind.
 
     Example:
 
@@ -94,12 +99,12 @@ def unique_model(config: dict[str, Any], seed: int) -> nn.Module:
         ('PreLayerNormConv2d', 'Identity')
     """
     kind = config["norm"]["kind"]
-    if kind not in _MADE:
+    if kind not in made:
         raise ValueError(
             f"no normalizer is called {kind!r} here: expected one "
-            f"of {', '.join(_MADE)}"
+            f"of {', '.join(made)}"
         )
-    parts = dict(_MADE[kind])
+    parts = dict(made[kind])
     if "conv" in parts:
         # these have a bias β of their own, which the networks leave out
         parts["conv"] = lambda *sizes, made=parts["conv"], **options: made(
@@ -123,6 +128,7 @@ def run(
     device: str = "cpu",
     checkpoint=None,
     progress=None,
+    made: dict[str, dict[str, Any]] = _MADE,
 ) -> dict[str, Any]:
     """One run: build, train, measure; on a CPU with one thread, as the first
     experiment's runs.
@@ -139,7 +145,7 @@ def run(
 
     `config`: of an arm; `seed`: of images, weights and batches; `arm`: its
     name, which changes nothing; `device`, `checkpoint`, `progress`: as for
-    `train`.
+    `train`; `made`: as for `unique_model`.
 
     Example:
 
@@ -153,7 +159,7 @@ def run(
     data = data_of(config, seed if config.get("draw") else None)
     with one_thread(device):
         try:
-            model = unique_model(config, seed).to(device)
+            model = unique_model(config, seed, made).to(device)
             outcome = train(
                 model,
                 data,
