@@ -91,7 +91,7 @@ def _proxied(norm: Any) -> dict[str, Any]:
 
 
 def _map(*parts: Any) -> dict[str, Any]:
-    "Normalized in the map: parts before it take its inputs, behind its outputs."
+    "The normalizer is in the map, or before or behind it."
 
     def conv(before: int, after: int, *size: Any, **options: Any) -> nn.Module:
         return nn.Sequential(
