@@ -95,4 +95,4 @@ test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, 
 	@$(BIN)/python -m tools.processors
 
 test-avx2: $(VENV)/.ready  ## of make test: the kernel's chapters and tests as on a processor that has nothing beyond AVX2 (a minute)
-	@$(BIN)/python -m pytest tests/tools/test_processors.py -k "tests_of_the_kernel and AVX2"
+	@$(BIN)/python -m pytest tests/tools/test_processors.py -k tests_of_the_kernel

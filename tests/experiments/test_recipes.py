@@ -7,8 +7,11 @@ import json
 import sys
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
+from torch import nn
 
 from normalnorm.experiments import data, results, tables
 from normalnorm.experiments.idx import fashion_folder
@@ -21,6 +24,7 @@ from normalnorm.experiments.recipes import (
     one_factor,
     proxy,
     rivals,
+    together,
     unique,
     wide_nets,
 )
@@ -107,6 +111,87 @@ def test_what_twice_the_strength_of_a_rival_is(
     assert config["train"]["weight_decay"] == decay
     assert config["train"].get("label_smoothing", 0) == smoothing
     assert _acts(how["norms"](**config["norm"])(8)) == acts
+
+
+KINDS = {
+    "GN + PN": {"GroupNorm", "ProxyNorm"},
+    "GN + transform + PN": {"GroupNormalNorm", "ProxyNorm"},
+    "BN + transform": {"BatchNormalNorm2d", "ReLU"},
+    "BN + transform + PN": {"BatchNormalNorm2d", "ProxyNorm"},
+    "PreLayerNorm": {"PreLayerNormConv2d", "ReLU"},
+    "PreLayerNorm + transform": {"GroupNormalNorm", "ReLU"},
+    "transform + PreLayerNorm": {
+        "GroupNormalNorm",
+        "PreLayerNormConv2d",
+        "ReLU",
+    },
+    "RegNorm": {"RegNormConv2d", "ReLU"},
+    "RegNorm + transform": {"RegNormConv2d", "Bend", "ReLU"},
+    "WS + BN": {"StandardizedConv2d", "BatchNorm2d", "ReLU"},
+    "WS + BN + transform": {"StandardizedConv2d", "BatchNormalNorm2d", "ReLU"},
+}
+
+
+@pytest.mark.parametrize("arm", together.MADE)
+def test_two_methods_in_one_network(arm):
+    "Those of the name and no other; kernels are those of the seed."
+    arms = together.together.arms("book")
+    model, first = (
+        unique.unique_model(arms[name], 3, together.MADE)
+        for name in (arm, "GN + PN")
+    )
+    there = {type(module).__name__ for module in model.modules()}
+    assert there & set.union(*KINDS.values()) == KINDS[arm]
+    maps = [
+        [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+        for net in (model, first)
+    ]
+    for own, other in zip(*maps, strict=True):
+        assert torch.equal(own.weight, other.weight)
+        assert (own.bias is None) == (
+            "RegNorm" not in arm and "PreL" not in arm
+        )
+    groups = 4 if "GN" in arm else 1
+    for module in model.modules():
+        assert getattr(module, "num_groups", groups) == groups
+        assert getattr(module, "noise", 0) == 0
+        assert getattr(module, "alpha", 1) == 1
+    model(torch.randn(8, 1, 28, 28)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert ("strength" in arms[arm]["norm"]) == ("RegNorm" in arm)
+
+
+def test_a_bend_is_the_transform_alone():
+    "By scipy's likelihood; evaluation takes the average."
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 5, 5).double().exp()
+    bend = together.Bend(2).double()
+    step, bent = 1e-3, bend(x)
+    plain = bend.eval()(x)
+    for channel in range(2):
+        h = x[:, channel].flatten().numpy()
+        k = (h - h.mean()) / h.std()
+        below, here, above = (
+            -stats.yeojohnson_llf(1 + of, k) for of in (-step, 0, step)
+        )
+        curve = (above - 2 * here + below) / step**2
+        lmbda = 1 - (above - below) / (2 * step) / curve
+        average = 0.9 + 0.1 * lmbda
+        for found, of in ((bent, lmbda), (plain, average)):
+            np.testing.assert_allclose(
+                found[:, channel].flatten().detach(),
+                stats.yeojohnson(h, of),
+                rtol=1e-5,
+            )
+
+
+def test_standardized_kernels():
+    conv = together.StandardizedConv2d(3, 4, 3, bias=True).double()
+    x = torch.randn(2, 3, 6, 6).double()
+    v = conv.weight.detach().flatten(1)
+    v = (v - v.mean(1, keepdim=True)) / v.std(1, False, True) / 27**0.5
+    expected = nn.functional.conv2d(x, v.view_as(conv.weight))
+    torch.testing.assert_close(conv(x), expected, rtol=1e-3, atol=1e-4)
 
 
 # ---- what is stated before the runs ----
@@ -354,6 +439,7 @@ def test_a_run_of_proxy_norm_says_what_it_drew(tmp_path):
         (proxy.proxy, "GN+PN and transform, regularized"),
         (unique.unique_depths, "PreLayerNorm, 10"),
         (language.language_recurrent, "LNN"),
+        (together.together, "RegNorm + transform"),
         *((recipe, "BN") for recipe in one_factor.SWEEPS),
     ],
     ids=lambda value: getattr(value, "name", ""),

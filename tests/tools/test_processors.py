@@ -1,8 +1,8 @@
-"""The kernel held to AVX2 and to SSE2, with PyTorch held to the same, whatever
-processor runs this: on AVX2 all tests and chapters of the kernel, on SSE2 a
-choice of the tests, and the driver without Python.
+"""The kernel held to AVX2, with PyTorch held to the same, whatever processor
+runs this: all its tests and chapters. Held to SSE2: the driver without Python.
 
-Other compilers, ARM and the sanitizers: `make test-processors`.
+The tests on SSE2, other compilers, ARM and the sanitizers: `make
+test-processors`.
 """
 
 import shutil
@@ -18,37 +18,6 @@ from tests.kernel import compile_once, record
 from tools import processors
 from tools.files import load, python, ran, save
 
-CHOSEN = [
-    f"tests/layers/test_native.py::{name}"
-    for name in (
-        "test_by_pieces",
-        "test_bound_of_the_logarithm",
-        "test_like_float64",
-        "test_extreme_units",
-        "test_given_statistics",
-        "test_random_layers",
-        "test_noise_of_any_index",
-        "test_same_bits",
-        "test_no_bias_of_the_polynomials",
-        "test_each_way_to_the_transform_and_its_gradient",
-    )
-]
-CHOSEN += [
-    f"tests/theory/test_proxy.py::{name}"
-    for name in (
-        "test_kernel_is_the_definition",
-        "test_far_from_zero_and_saturated",
-        "test_same_bits_for_any_number_of_threads",
-    )
-]
-CHOSEN += [
-    f"tests/layers/test_proxy_norm.py::{name}"
-    for name in (
-        "test_grouped_by_the_kernel",
-        "test_grouped_derivatives_and_threads",
-        "test_grouped_without_an_epsilon",
-    )
-]
 BOOK = find_spec("nbclient") is not None  # whether chapters run here
 
 
@@ -108,20 +77,14 @@ def test_the_same_is_compiled_once(tmp_path, monkeypatch):
     assert kept(2) == 3
 
 
-@pytest.mark.parametrize(
-    "instructions, chosen",
-    [
-        ("AVX2", [*processors.TESTS, *BOOK * processors.CHAPTERS]),
-        ("SSE2", CHOSEN),
-    ],
-)
-def test_the_tests_of_the_kernel(held, instructions, chosen):
+def test_the_tests_of_the_kernel(held):
     "The same tests with the same tolerances, by two threads."
-    environment = held(instructions)
-    processors.compiled(instructions, environment)
+    environment = held("AVX2")
+    processors.compiled("AVX2", environment)
     done = python(
         *"-m pytest -p no:cacheprovider -p no:xdist --tb=short".split(),
-        *chosen,
+        *processors.TESTS,
+        *BOOK * processors.CHAPTERS,
         cwd=processors.ROOT,
         env=environment,
     )
