@@ -12,8 +12,10 @@ __all__ = ["SpreadError", "cores", "allotment", "spread"]
 import multiprocessing
 import os
 import pickle
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,7 @@ def _over_ray(
     own = not ray.is_initialized()
     if own:
         elsewhere = os.environ.get("RAY_ADDRESS")
+        before = signal.getsignal(signal.SIGTERM)
         ray.init(
             log_to_driver=False,
             **(
@@ -253,6 +256,9 @@ def _over_ray(
                 }
             ),
         )
+        # Ray's own does not end the command as Ctrl-C does
+        with suppress(ValueError):  # not the main thread: it has set none
+            signal.signal(signal.SIGTERM, before)
 
     def task(job: Job) -> str:
         torch.set_num_threads(threads)

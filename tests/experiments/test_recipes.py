@@ -151,6 +151,12 @@ def test_two_methods_in_one_network(arm):
         assert (own.bias is None) == (
             "RegNorm" not in arm and "PreL" not in arm
         )
+    text = repr(model)
+    assert ("activation=relu" in text) == (" PN" in arm)
+    # γ and β are those of the proxy, and of PreLayerNorm
+    assert (
+        not {"PN", "PreLayerNorm"} & {*arm.split()} or "affine=True" not in text
+    )
     groups = 4 if "GN" in arm else 1
     for module in model.modules():
         assert getattr(module, "num_groups", groups) == groups

@@ -1186,8 +1186,6 @@ def test_sigterm_ends_the_command_in_words(tmp_path, listed):
         os.kill(os.getpid(), signal.SIGTERM)
 
     listed(known_recipe(ended))
-    # Ray leaves a handler of its own behind
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     status, out, err = printed("run", "known", "--out", tmp_path)
     assert (status, out) == (143, "")
     assert err.endswith(

@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import types
 
@@ -260,6 +261,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     arms = "lives", "dies once", "fails"
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(
         spread.SpreadError,
         match="1 of 3 runs failed.*fails seed 0: ArithmeticError",
@@ -272,6 +274,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
             device="cpu",
             ray=True,
         )
+    assert signal.getsignal(signal.SIGTERM) == before  # not Ray's
     are_continued(spreading, tmp_path, arms)
 
 
