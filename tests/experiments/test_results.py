@@ -861,7 +861,9 @@ def test_how_settings_were_chosen_is_said(tmp_path):
     )
 
 
-@pytest.mark.parametrize("run", [results.run_recipe, spread.spread])
+@pytest.mark.parametrize(
+    "run", [results.run_recipe, functools.partial(spread.spread, jobs=1)]
+)
 def test_seeds_of_their_own_choose_the_setting(tmp_path, run):
     """All settings with them, then the chosen one alone with the others; it is
     best for the first of them, and would not be for the seeds that are shown.

@@ -15,7 +15,7 @@ import pytest
 
 from normalnorm.experiments import results, spread
 from normalnorm.experiments.results import Recipe
-from tests.experiments.known import environment, python
+from tests.experiments.known import environment, printed
 
 SOURCE = """
 import os, signal, torch
@@ -239,16 +239,11 @@ def test_threads_and_devices_are_divided(
 
 def test_command_line_spreads(tmp_path):
     options = "--seeds 2 --jobs 2 --device cpu --out"
-    program = (
-        "import sys\nif __name__ == '__main__':\n"
-        " from normalnorm.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
     arm = "first-experiment", "--arm", "ViT LN"
-    command = "run", *arm, *options.split(), tmp_path
-    done = python("-c", program, *command, cwd=tmp_path)
-    assert "2 runs, seeds 0–1" in done.stdout
-    assert "| ViT LN" in done.stdout
-    assert "[0/2 finished]" in done.stderr
+    status, out, err = printed("run", *arm, *options.split(), tmp_path)
+    assert status == 0 and "2 runs, seeds 0–1" in out
+    assert "| ViT LN" in out
+    assert "[0/2 finished]" in err
     assert len(list(tmp_path.rglob("smoke/*.json"))) == 2
 
 
