@@ -221,7 +221,7 @@ def judge(whole, space):
             continue
         raise AssertionError("with blanks, nothing is refused: " + text)
 
-# a process for each: what they share is imported once
+# a fork for each: imports take longer
 for path in sys.argv[1:]:
     if (child := os.fork()) == 0:
         with open(path, encoding="utf-8") as file:

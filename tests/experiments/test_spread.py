@@ -238,9 +238,8 @@ def test_threads_and_devices_are_divided(
 
 
 def test_command_line_spreads(tmp_path):
-    options = "--seeds 2 --jobs 2 --device cpu --out"
-    arm = "first-experiment", "--arm", "ViT LN"
-    status, out, err = printed("run", *arm, *options.split(), tmp_path)
+    command = "run first-experiment --seeds 2 --jobs 2 --device cpu --out"
+    status, out, err = printed(*command.split(), tmp_path, "--arm", "ViT LN")
     assert status == 0 and "2 runs, seeds 0–1" in out
     assert "| ViT LN" in out
     assert "[0/2 finished]" in err

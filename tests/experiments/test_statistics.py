@@ -150,7 +150,6 @@ def test_a_stack_of_tables_has_an_interval_each():
 
 
 def test_holm_is_the_closed_test_of_bonferroni():
-    "A p value is the largest of those of all sets that it is in."
     rng = np.random.default_rng(4)
     for count in (1, 2, 3, 9):
         p = rng.random(count) ** 3
