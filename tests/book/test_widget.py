@@ -514,13 +514,14 @@ def one_map(page, start, beta):
 @figure(
     "220_theory.newton",
     "amount far",
-    [(-1, 0), (0.5, 0), (0, 3), (-0.8, 8), (1, 12)],
+    [(-1, 0), (0.5, 0), (0, 3), (0, 40), (1, 12)],
     [("- hd ** 2)", "+ hd ** 2)")],
 )
 def newtons_step(page, amount, far):
     "Estimate, MLE and likelihoods."
     u = np.sinh(np.arcsinh(quantiles(200)) + amount)
-    u[-1] += far
+    u[:13] -= far
+    u[-1] += 0.6 * far
     h = torch.tensor(scipy.stats.zscore(u))
     estimate = newton_lambda(h, -1).item()
     mle = scipy.stats.yeojohnson_normmax(h.numpy())
