@@ -57,7 +57,7 @@ class StandardizedConv2d(nn.Conv2d):
     """A convolution without bias whose weights are standardized for each output
     channel and divided by the root of their number.
 
-    The arguments are those of `nn.Conv2d`; a bias is left out, because a batch
+    `size`, `options`: as for `nn.Conv2d`; a bias is left out, because a batch
     norm behind it takes it off. Source: Qiao et al. (2019), Brock et al.
     (2021).
 
