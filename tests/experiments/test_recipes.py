@@ -198,6 +198,10 @@ def test_standardized_kernels():
     v = (v - v.mean(1, keepdim=True)) / v.std(1, False, True) / 27**0.5
     expected = nn.functional.conv2d(x, v.view_as(conv.weight))
     torch.testing.assert_close(conv(x), expected, rtol=1e-3, atol=1e-4)
+    conv.stride, conv.padding = (2, 2), (1, 1)
+    assert conv(x).shape == (2, 4, 3, 3)
+    with pytest.raises(ValueError, match="'circular'.*zeros only"):
+        together.StandardizedConv2d(3, 4, 3, padding_mode="circular")
 
 
 # ---- what is stated before the runs ----

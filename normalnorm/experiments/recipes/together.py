@@ -58,7 +58,8 @@ class StandardizedConv2d(nn.Conv2d):
     channel and divided by the root of their number.
 
     `size`, `options`: as for `nn.Conv2d`; a bias is left out, because a batch
-    norm behind it takes it off. Source: Qiao et al. (2019), Brock et al.
+    norm behind it takes it off. Raises `ValueError` for a `padding_mode` other
+    than zeros. Source: Qiao et al. (2019), Brock et al.
     (2021).
 
     Example:
@@ -69,10 +70,23 @@ class StandardizedConv2d(nn.Conv2d):
 
     def __init__(self, *size: Any, **options: Any):
         super().__init__(*size, **options | {"bias": False})
+        if self.padding_mode != "zeros":
+            raise ValueError(
+                f"padding_mode={self.padding_mode!r}: this convolution pads "
+                "with zeros only"
+            )
         self.standardize = StandardizedWeight(scaled=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.standardize(self.weight), None)
+        return torch.nn.functional.conv2d(
+            x,
+            self.standardize(self.weight),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+        )
 
 
 # %% ../../../nbs/597_experiments.recipes.together.ipynb #59700004
