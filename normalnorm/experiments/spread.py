@@ -257,7 +257,8 @@ def _over_ray(
             ),
         )
         # Ray's own does not end the command as Ctrl-C does
-        with suppress(ValueError):  # not the main thread: it has set none
+        # not the main thread, where it has set none; set by another language
+        with suppress(ValueError, TypeError):
             signal.signal(signal.SIGTERM, before)
 
     def task(job: Job) -> str:

@@ -59,8 +59,7 @@ class StandardizedConv2d(nn.Conv2d):
 
     `size`, `options`: as for `nn.Conv2d`; a bias is left out, because a batch
     norm behind it takes it off. Raises `ValueError` for a `padding_mode` other
-    than zeros. Source: Qiao et al. (2019), Brock et al.
-    (2021).
+    than zeros. Source: Qiao et al. (2019), Brock et al. (2021).
 
     Example:
 
@@ -103,22 +102,18 @@ def _proxied(norm: Any) -> dict[str, Any]:
     }
 
 
-def _map(*parts: Any) -> dict[str, Any]:
-    "The normalizer is in the map, or before or behind it."
-
-    def conv(before: int, after: int, *size: Any, **options: Any) -> nn.Module:
-        return nn.Sequential(
-            *(
-                part(before)
-                if part is _layer
-                else part(after)
-                if part is Bend
-                else part(before, after, *size, **options)
-                for part in parts
-            )
-        )
-
-    return {"norm": nn.Identity, "conv": conv}
+def _map(
+    conv: Any, before: Any = nn.Identity, behind: Any = nn.Identity
+) -> dict[str, Any]:
+    "A convolution, and what is made of its channels on either side."
+    return {
+        "norm": nn.Identity,
+        "conv": lambda inputs, outputs, *size, **options: nn.Sequential(
+            before(inputs),
+            conv(inputs, outputs, *size, **options),
+            behind(outputs),
+        ),
+    }
 
 
 # arm → how `unique_model` makes its normalizers
@@ -128,10 +123,10 @@ MADE: dict[str, dict[str, Any]] = {
     "BN + transform": {"norm": _batch},
     "BN + transform + PN": _proxied(_batch),
     "PreLayerNorm": _map(PreLayerNormConv2d),
-    "PreLayerNorm + transform": _map(_layer, nn.Conv2d),
-    "transform + PreLayerNorm": _map(_layer, PreLayerNormConv2d),
+    "PreLayerNorm + transform": _map(nn.Conv2d, before=_layer),
+    "transform + PreLayerNorm": _map(PreLayerNormConv2d, before=_layer),
     "RegNorm": _map(RegNormConv2d),
-    "RegNorm + transform": _map(RegNormConv2d, Bend),
+    "RegNorm + transform": _map(RegNormConv2d, behind=Bend),
     "WS + BN": {"norm": nn.BatchNorm2d, "conv": StandardizedConv2d},
     "WS + BN + transform": {"norm": _batch, "conv": StandardizedConv2d},
 }
