@@ -3,7 +3,9 @@ what it covers, and second derivatives are the definition's.
 """
 
 import ast
+import copy
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -208,12 +210,18 @@ def fakes(monkeypatch):
                 case[-1].type if case[0] == "tried out" else case[0],
             )
         )
-        return lambda u, *_: (u, *(u.new_zeros(len(u), 1),) * 3)
+        dim = () if case[0] == "tried out" else case[0]
+        return lambda u, *_: (u, *(u.mean(dim, keepdim=True),) * 3)
 
     monkeypatch.setattr(gpu.ENGINE, "offers", {})  # nothing is for it
     monkeypatch.setattr(backends, "are_concrete", lambda *_: True)
     monkeypatch.setattr(backends, "_instead", {})
     monkeypatch.setattr(compiled, "_compiled", run)
+    monkeypatch.setattr(
+        compiled,
+        "update_running",  # copies, which PyTorch must be built for CUDA for
+        lambda running, *_: log.append(("moved", len(running))),
+    )
     # a slice of a tensor asks PyTorch whether it was built for CUDA
     monkeypatch.setattr(compiled.core, "closed", lambda *_: True)
     compiled._trouble.cache_clear()
@@ -229,10 +237,8 @@ def test_auto_asks_for_compiled_layers_on_cuda(fakes):
     for _ in range(2):
         assert layer(u).device.type == "cuda"
     assert fakes == [("tried", "cuda"), *[("computed", (-1,))] * 2]
-    # averages are not moved by the engine, but what they follow is its own
-    weight = batch.weight.reshape(1, 4)
-    backends.normalize(backends.Normalization(u, Over(0), weight=weight))
-    assert fakes[-1] == ("computed", (0,))
+    batch(u)
+    assert fakes[-2:] == [("computed", (0,)), ("moved", 3)]
     fakes.clear()
     for wrong in (u.int(), u.double()):  # the definition's words
         with pytest.raises(TypeError):
@@ -309,6 +315,62 @@ def test_a_case_that_the_compiler_gives_up_is_the_definitions(
         assert tries[-1] is compiled._forward_pass
     first, *more = [str(w.message) for w in seen]
     assert "too large" in first and len(more) == (room == "forward")
+
+
+TRAINED = {
+    "batch": normalnorm.BatchNormalNorm2d(6, noise=0.3, momentum=0.3),
+    "cumulative": normalnorm.BatchNormalNorm2d(6, momentum=None),
+    "bare": normalnorm.BatchNormalNorm2d(6, alpha=0.0, noise=0.0, affine=False),
+    "instance": normalnorm.InstanceNormalNorm2d(
+        6, affine=True, track_running_stats=True, noise=0.0
+    ),
+    "group": normalnorm.GroupNormalNorm(3, 6),
+    "layer": normalnorm.LayerNormalNorm((6, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", TRAINED)
+def test_compiled_layers_do_not_fall_back_on_the_definition(
+    monkeypatch, kind, dtype
+):
+    """In training: the same outputs, gradients and averages, and the definition
+    is not called, but for nothing, for second derivatives and evaluation.
+    (Nothing is compiled here: the two functions are.)
+    """
+    monkeypatch.setattr(compiled, "_compiled", lambda function, *_: function)
+    u, found = torch.randn(9, 6, 3, 4).exp().to(dtype), []
+    for name in ("eager", "compiled"):
+        layer, asked = (
+            copy.deepcopy(TRAINED[kind]),
+            Mock(side_effect=backends.core.normalize),
+        )
+        for average in layer.buffers():
+            average.fill_(3)
+        torch.manual_seed(5)
+        with backends.set_backend(name), monkeypatch.context() as patch:
+            patch.setattr(backends.core, "normalize", asked)
+            found.append([*step(layer, u), *layer.buffers()])
+            assert bool(asked.call_count) == (name == "eager")
+            found[-1] += layer(u[:0]), layer.eval()(u)
+            if dtype is torch.float32:
+                x = u.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(
+                    layer.train()(x).sin().sum(), x, create_graph=True
+                )
+                found[-1] += torch.autograd.grad(slope.square().sum(), x)
+    torch.testing.assert_close(*found)
+
+
+def test_compiled_layers_refuse_what_the_definition_refuses():
+    for name in ("eager", "compiled"):
+        with (
+            backends.set_backend(name),
+            pytest.raises(ValueError, match="running_var"),
+        ):
+            functional.batch_normal_norm(
+                torch.randn(9, 6), torch.zeros(6), torch.ones(5), training=True
+            )
 
 
 @FOLLOWS

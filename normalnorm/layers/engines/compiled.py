@@ -24,11 +24,13 @@ from normalnorm.layers.backends import (
     Engine,
     Normalization,
     Unavailable,
+    along_channels,
     by_definition,
     register,
     warn_user,
 )
-from ..core import Rule
+from ..core import Rule, Statistics
+from ..functional import tracked_statistics, update_running
 from ..guards import KNOWN
 from .compiler import _compiler
 from ..noise import draw_seed
@@ -36,15 +38,24 @@ from ...theory.newton import Over
 
 
 # %% ../../../nbs/283_layers.engines.compiled.ipynb #d0000005
-def _forward_pass(u, weight, bias, seed, dim, rule, offset):
+def _forward_pass(u, weight, bias, seed, dim, rule, offset, axis):
+    if axis is not None:
+        weight, bias = (along_channels(t, u.ndim) for t in (weight, bias))
     return core._Normalized.forward(
         u, weight, bias, seed, Over(dim), rule, offset
     )
 
 
-def _backward_pass(grad, saved, dim, rule, offset, shape, needs):
-    kept = core.Kept(saved, Over(dim), rule, offset)
-    return kept.gradients(needs, shape, grad)
+def _backward_pass(grad, saved, dim, rule, offset, axis, shape, needs):
+    u, weight, *rest = saved
+    if axis is not None:
+        weight = along_channels(weight, u.ndim)
+        shape = shape and (1, *shape, *(1,) * (u.ndim - 2))
+    kept = core.Kept((u, weight, *rest), Over(dim), rule, offset)
+    of_u, *others = kept.gradients(needs, shape, grad)
+    if axis is not None:
+        others = [None if g is None else g.flatten() for g in others]
+    return of_u, *others
 
 
 @functools.cache
@@ -102,7 +113,8 @@ class Fused(NamedTuple):
     """The definition's forward and backward pass, each fused by torch.compile,
     as a `Work`.
 
-    `dim`: the axes of a unit; `rule`: what happens to it, reduced.
+    `dim`: the axes of a unit; `rule`: what happens to it, reduced; `axis`: as
+    in `Normalization`.
 
     Example:
 
@@ -115,11 +127,12 @@ class Fused(NamedTuple):
 
     dim: tuple[int, ...]
     rule: Rule
+    axis: int | None = None
 
     def forward(self, problem: Normalization, keep: bool) -> tuple:
         "The results, what is saved and the state, as `Work.forward`."
         u, weight, bias = problem.cast().inputs()
-        seed, dim, rule = problem.seed, self.dim, self.rule
+        seed, (dim, rule, axis) = problem.seed, self
         if rule.noise and seed is None:
             seed = draw_seed(u.device)
         outputs = _run(
@@ -132,9 +145,17 @@ class Fused(NamedTuple):
             dim,
             rule,
             problem.offset,
+            axis,
         )
         saved = (u, weight, seed, *outputs[1:])
         results = outputs[: 3 + len(rule.gaussianizer.names)]
+        if problem.running:
+            _, mean, var, *parameters = results
+            used = Statistics(mean, var, tuple(parameters))
+            values = tracked_statistics(
+                used, u.numel() // mean.numel(), problem.rule
+            )
+            update_running(problem.running, values, problem.momentum)
         return (
             results if problem.wanted else outputs[0],
             saved,
@@ -147,7 +168,7 @@ class Fused(NamedTuple):
     def backward(self, state, saved, grads, needs):
         if grads[0] is None or any(g is not None for g in grads[1:]):
             return None
-        (offset, bias), (dim, rule) = state, self
+        (offset, bias), (dim, rule, axis) = state, self
         needs, shape = tuple(needs), None if bias is None else bias[0]
         try:
             return _run(
@@ -158,6 +179,7 @@ class Fused(NamedTuple):
                 dim,
                 rule,
                 offset,
+                axis,
                 shape,
                 needs,
                 choices=(needs, shape),
@@ -168,7 +190,13 @@ class Fused(NamedTuple):
     def definition(self, state, saved):
         (offset, bias), (u, weight, seed, *_) = state, saved
         problem = Normalization(
-            u, Over(self.dim), self.rule, weight, seed=seed, offset=offset
+            u,
+            Over(self.dim),
+            self.rule,
+            weight,
+            axis=self.axis,
+            seed=seed,
+            offset=offset,
         )
         return by_definition(problem, bias)
 
@@ -181,7 +209,8 @@ class _Compiled(Engine):
             _compiler()  # else torch.compile is imported for nothing
         # older releases cannot follow the definition; on a GPU it takes Triton
         _compiled(_forward_pass, ("tried out", device))(
-            torch.ones(2, 3, device=device), None, None, None, (1,), Rule(), 0
+            *(torch.ones(2, 3, device=device), None, None, None),
+            *((1,), Rule(), 0, None),
         )
 
 
@@ -209,14 +238,13 @@ def _fits(u: Tensor, *parameters: Tensor | None) -> bool:
 
 
 def _offer(problem: Normalization) -> Fused | None:
-    u, unit, rule, weight, bias, axis, given, running, *_ = problem
+    u, unit, rule, weight, bias, axis, given, *_ = problem
     dim, rule = unit.dim, rule.reduced()
+    if not u.numel() or given is not None:
+        return None
+    problem.check()
     if (
-        not u.numel()
-        or axis is not None
-        or running
-        or given is not None
-        or not _fits(u, weight, bias)
+        not _fits(u, *problem.arguments()[3:5])
         or not core.closed(rule.gaussianizer, u, unit)
         or _case(dim, rule, u, weight, bias) in _refused
         or _case(dim, rule, u, weight) in _refused
@@ -224,7 +252,7 @@ def _offer(problem: Normalization) -> Fused | None:
         return None
     if not u.is_cpu and _trouble(u.device):
         raise Unavailable(_trouble(u.device))
-    return Fused(dim, rule)
+    return Fused(dim, rule, axis)
 
 
 _ENGINE = register(_Compiled())
