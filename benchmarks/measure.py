@@ -426,7 +426,7 @@ def cached(pairs: int, quick: bool) -> Iterator[dict]:
         elements = math.prod(few[1].shape) - math.prod(few[0].shape)
         for work, (fewer, more) in works.items():
             # in turn, so that a slow spell of the machine is not all of one
-            turns = [[best(f, pairs) for f in (fewer, more)] for _ in range(3)]
+            turns = [[best(f, pairs) for f in (fewer, more)] for _ in range(9)]
             times = [min(took) for took in zip(*turns)]
             yield {
                 **layer.row,
