@@ -349,19 +349,6 @@ def test_linear_maps_are_made_by_the_part(name, maps):
 # ---- residual networks ----
 
 
-@pytest.mark.parametrize(
-    "bottleneck, strides", [(True, [1, 2, 1]), (False, [2, 1])]
-)
-def test_where_a_block_strides(bottleneck, strides):
-    "The order of its parts: the chapter."
-    block = residual.Block(4, 4, 8, 2, bottleneck=bottleneck)
-    assert [
-        module.stride[0]
-        for name, module in block.named_children()
-        if name.startswith("conv")
-    ] == strides
-
-
 def test_names_of_normalizers_are_those_in_committed_rows():
     "Their initial weights: tools/records.py, by the first steps of each row."
     assert list(normalizers(models.SmallResNet())) == [
