@@ -75,14 +75,6 @@ def refused(place, *arguments):
     return err
 
 
-def test_version(place):
-    assert printed("--version") == (
-        0,
-        f"normalnorm {normalnorm.__version__}\n",
-        "",
-    )
-
-
 @pytest.mark.parametrize("module", ["normalnorm", "normalnorm.cli"])
 def test_as_a_module(module, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["normalnorm", "--version"])
