@@ -90,7 +90,7 @@ test-sphinx: book  ## the pages once more, under the newest Sphinx, without Jupy
 	@$(BIN)/python -m tools.newest .venv-sphinx/bin/python
 	@$(BIN)/python -m tools.records --made "pages under the newest Sphinx"
 
-test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (half an hour; not part of CI)
+test-processors: $(VENV)/.ready  ## the kernel for each instruction set of x86, for ARM by an emulator, under sanitizers (an hour; not part of CI)
 	@command -v apt-get >/dev/null && test $$(id -u) = 0 && apt-get install -y -qq clang g++ g++-aarch64-linux-gnu git libomp-dev qemu-user-static >/dev/null || true
 	@$(BIN)/python -m tools.processors
 
