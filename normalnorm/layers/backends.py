@@ -290,8 +290,8 @@ def set_backend(name: str) -> _Choice:
       "eager" on others; where a kernel cannot be had, with one warning,
       "compiled" or else "eager";
     - "eager": PyTorch operations, one by one: the definition;
-    - "compiled": the same, in training fused by `torch.compile`; first
-      derivatives are fused too;
+    - "compiled": the same, fused by `torch.compile` unless statistics are
+      given, as in evaluation; first derivatives are fused too;
     - "native", "gpu": as "auto", but an error where the kernels cannot be
       had;
     - the name of another engine that was registered.
