@@ -172,9 +172,10 @@ LAYERS = r"""
     before = runtimes()
     print(level, native.way())
     assert before and runtimes() == before
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two might differ at a first exp: PyTorch #188792
     torch.manual_seed(0)
     small, long = torch.randn(8, 6, 7, 5), torch.randn(16, 3, 32, 32).exp()
+    torch.set_num_threads(2)
     for name, layer, u in (
         ("long", normalnorm.BatchNormalNorm2d(3), long),
         ("last", normalnorm.BatchNormalNorm2d(6),
