@@ -26,6 +26,7 @@ TOOLS = [
     "kornia",
     "timm",
     "tqdm",
+    "psutil",
 ]
 # what `newest` takes without a pin; the book's tools keep theirs
 FREE = ("torch", "torchvision", "numpy", "scipy", "matplotlib")

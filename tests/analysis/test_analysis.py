@@ -259,12 +259,16 @@ def test_shapiro_of_samples_on_its_own_line():
 
 
 def test_shapiro_far_from_normal():
-    "As scipy's, down to 1e-66: PyTorch's `ndtr` ends at 1e-16."
-    for n in (8, 50, 3000):
+    """As scipy's, down to 1e-66: PyTorch's `ndtr` ends at 1e-16. Before 1.12
+    scipy's is of single precision, and 0 at the end.
+    """
+    single = tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 12)
+    rel = 1e-4 if single else 1e-6
+    for n in (8, 50) if single else (8, 50, 3000):
         x = ((torch.arange(n).double() + 0.5) / n) ** 9
         expected = scipy.stats.shapiro(x.numpy()).pvalue
         found = shapiro_wilk(x).p.item()
-        assert found == pytest.approx(expected, rel=1e-6, abs=0)
+        assert found == pytest.approx(expected, rel=rel, abs=0)
 
 
 def test_negentropy_of_atoms():

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat.v4 as notebook
 import pytest
 
 from tools.files import ROOT
+
+notebook = pytest.importorskip("nbformat.v4", reason="the tools are missing")
 
 DYNAMIC_ARCTAN = '''#| export
 import torch
