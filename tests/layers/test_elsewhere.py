@@ -14,7 +14,7 @@ from normalnorm.layers.running_averages import update_bn
 from normalnorm.layers.sync import convert_sync
 from normalnorm.theory.newton import newton_lambda
 from tests.layers.steps import together
-from tests.peers import installed
+from tests.peers import FOLLOWS, installed
 from tests.refusals import refusals
 
 LAYERS = (
@@ -180,6 +180,7 @@ def test_two_processes():
                 torch.testing.assert_close(value, expected)
 
 
+@FOLLOWS
 def test_a_compiled_function_may_look_at_a_models_tensors():
     "As models of transformers do, to learn their dtype; without a graph break."
     model, u = network().eval(), torch.randn(2, 3, 6, 6)

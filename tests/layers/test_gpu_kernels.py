@@ -5,6 +5,7 @@ they are compiled to, and what the engine asks of a device, and when.
 import functools
 import json
 import re
+import runpy
 from unittest import mock
 
 import pytest
@@ -17,10 +18,9 @@ from normalnorm.layers.core import Rule
 from normalnorm.layers.engines import gpu, operators
 from normalnorm.theory.newton import Over
 from tests.layers.steps import python
-from tests.peers import installed
 from tools.files import ROOT
 
-installed("triton")
+triton = pytest.importorskip("triton", "3.3")
 from tools import cubins  # noqa: E402
 
 RECORD = json.loads(cubins.RECORD.read_text(encoding="utf-8"))["triton"]
@@ -76,8 +76,6 @@ def compiled_now():
 @pytest.mark.parametrize("of, job", compiled_now())
 def test_a_kernel_compiles_to_what_the_record_says(of, job):
     "The interpreter accepts what the compiler refuses; 3 % are left open."
-    import triton
-
     made = cubins.compiled(job, 90)
     same = about(of) | {"kernel": made["kernel"], "stage": made["stage"]}
     same["capability"] = 90
@@ -258,6 +256,15 @@ def test_without_triton_a_warning_says_so_once(on_the_cpu):
         backends.normalize(on_the_cpu)
         with pytest.raises(Unavailable, match="do not run: Triton cannot"):
             gpu.ENGINE.require()
+
+
+def test_a_triton_without_tuples_is_refused(monkeypatch):
+    for release in ("3.10.0", "3.3.0"):
+        monkeypatch.setattr(triton, "__version__", release)
+        runpy.run_path(cubins.kernels.__file__)
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    with pytest.raises(ImportError, match="need Triton 3.3.*this is.* 3.2.0"):
+        runpy.run_path(cubins.kernels.__file__)
 
 
 @pytest.mark.parametrize(

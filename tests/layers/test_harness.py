@@ -26,7 +26,7 @@ from normalnorm.layers.normality import (
 from normalnorm.theory.gradient import Power
 from tests.layers.steps import kept_bytes, refusals, uncut
 from tests.layers.steps import step as gradients
-from tests.peers import VECTORS
+from tests.peers import TORCH, VECTORS
 from tools.hostile.situations import S
 from tools.references import Reference
 from tools.rows import MODES, Trial, trials
@@ -223,6 +223,9 @@ def test_without_transform_and_noise_it_is_the_plain_layer(
     trial, options, dtype, tolerance
 ):
     "Outputs, gradients, buffers: two training steps, one evaluation."
+    cumulative = options.get("momentum", 1) is None
+    if TORCH < (2, 13) and cumulative and "renorm" in trial.row.names:
+        pytest.skip("the reference's averages need a later PyTorch in float64")
     ours = trial.ours(noise=0.0, alpha=0.0, **options).to(dtype)
     plain = trial.theirs(**options).to(dtype)
     set_affine(ours, plain)
