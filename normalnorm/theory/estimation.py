@@ -97,8 +97,8 @@ def mmse(law: Law, snr: float) -> float:
 
     At snr = 0 the variance of X.
 
-    Accurate to about 1e-7 for the families of chapter 110. Raises `ValueError`
-    for a negative or infinite snr, or NaN.
+    Accurate to about 1e-7 for the families of chapter 110, Student's to 2e-5.
+    Raises `ValueError` for a negative or infinite snr, or NaN.
 
     `law`: of X; `snr`: the signal-to-noise ratio, 0 or more. Source: @eq-mmse.
 
@@ -139,8 +139,9 @@ def noisy_information(x: Tensor, noise: float) -> Tensor:
     `x`: (samples, units), real floating-point. Returns (units,) in float64,
     detached. Units with a NaN or an infinity give NaN, constant units 0. A
     plug-in estimate: too small by about the number of noise widths in the range
-    of X divided by twice the sample's size. Raises `ValueError` for a noise
-    that is not positive, fewer than two samples or another number of axes.
+    of X divided by seven times the sample's size. Raises `ValueError` for a
+    noise that is not positive, fewer than two samples or another number of
+    axes.
     Source: @eq-channel, for a mixture of normals by quadrature.
 
     Example:

@@ -99,7 +99,7 @@ def least_dependent(
     Sinkhorn's iteration inside a search for θ in exp(θxy). Returns the table of
     probabilities, shape (len(x), len(y)). Source: @eq-least-dependent; Sinkhorn
     (1967). Raises `ValueError` for what are not laws, a `rho` outside (−1, 1),
-    or one that these marginals do not reach (the search ends at |θ| = 200).
+    or one that these marginals do not reach (the search ends at |θ| = 128).
 
     `tolerance`: the sum of the marginal's deviations at which Sinkhorn's
     iteration stops.
