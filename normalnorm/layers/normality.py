@@ -149,8 +149,8 @@ class _NormalNorm(Leaf):
         return self._rule._replace(eps=self.eps)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The layer keeps its rule; a warning, where that of the state computes
-        something else in evaluation.
+        """The layer keeps its rule; a warning, where that of the state differs
+        by more than noise.
         """
         try:
             saved: Any = saved_rule(state)
