@@ -292,7 +292,7 @@ def set_backend(name: str) -> _Choice:
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile` unless statistics are
       given, as in evaluation; first derivatives are fused too;
-    - "native", "gpu": as "auto", but an error where the kernels cannot be
+    - "native", "gpu": these kernels alone, an error where they cannot be
       had;
     - the name of another engine that was registered.
 
