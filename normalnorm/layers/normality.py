@@ -139,7 +139,7 @@ class _NormalNorm(Leaf):
 
     def get_extra_state(self) -> Tensor:
         """The rule as text, in bytes: all formats of checkpoints keep those,
-        and no change of dtype rounds them. Filled up to one size, if not longer.
+        and no change of dtype rounds them. Filled up to one size, or longer.
         """
         text = str(self._told()).encode().ljust(256)
         return torch.tensor(list(text), dtype=torch.uint8, device="cpu")
