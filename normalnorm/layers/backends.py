@@ -292,7 +292,7 @@ def set_backend(name: str) -> _Choice:
     - "eager": PyTorch operations, one by one: the definition;
     - "compiled": the same, fused by `torch.compile` unless statistics are
       given, as in evaluation; first derivatives are fused too;
-    - "native", "gpu": as "auto", but an error where the kernels cannot be
+    - "native", "gpu": these kernels alone, an error where they cannot be
       had;
     - the name of another engine that was registered.
 
@@ -881,8 +881,8 @@ def compute(problem) -> Any:
     """The results of a problem, by the first engine that covers it; None where
     the definition is to be used.
 
-    What is not a tensor that the engine takes is not refused here: the result
-    is None, and the caller, which has a name for it, asks then.
+    What is not a tensor that an engine takes it may refuse; else the result is
+    None, and the caller, which has a name for it, asks then.
 
     Returns what `Work.forward` calls results, in the shapes that the problem's
     class says; None where no engine covers the problem: then the caller uses

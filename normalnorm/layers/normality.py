@@ -139,7 +139,7 @@ class _NormalNorm(Leaf):
 
     def get_extra_state(self) -> Tensor:
         """The rule as text, in bytes: all formats of checkpoints keep those,
-        and no change of dtype rounds them. Filled up, so that all have a size.
+        and no change of dtype rounds them. Filled up to one size, or longer.
         """
         text = str(self._told()).encode().ljust(256)
         return torch.tensor(list(text), dtype=torch.uint8, device="cpu")
@@ -149,8 +149,8 @@ class _NormalNorm(Leaf):
         return self._rule._replace(eps=self.eps)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The layer keeps its rule; a warning, where that of the state computes
-        something else in evaluation.
+        """The layer keeps its rule; a warning, where that of the state differs
+        by more than noise.
         """
         try:
             saved: Any = saved_rule(state)

@@ -87,7 +87,7 @@ class Chain(Gaussianizer):
     `Power()`, then `Tail()`.
 
     Parameters: those of the first, then for each further one a mean, a
-    deviation, and its own. Raises `ValueError` for an empty chain.
+    deviation, and its own.
 
     `parts`: one or more gaussianizers, in the order in which they are applied.
     Source: @eq-chain.

@@ -43,7 +43,7 @@ _SPLIT = {
 
 
 def _start(x: Tensor) -> Tensor:
-    "W to about one percent."
+    "W to two percent for x ≥ 0."
     log = x.log1p()
     return log * (1 - log.log1p() / (2 + log))
 
