@@ -134,7 +134,7 @@ class DynamicErf(DynamicTanh):
     y = γ·erf(α·u + b) + β
 
     `normalized_shape`, `initial_alpha`, `elementwise_affine`, `device`,
-    `dtype`, `bias`, errors and shapes as for `DynamicTanh`; s, the parameter
+    `dtype`, `bias`, errors and shapes as for `DynamicTanh`; b, the parameter
     `shift`, is one number and begins with 0. Source: Chen et al. (2025);
     @eq-pointwise.
 

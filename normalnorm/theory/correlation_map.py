@@ -358,10 +358,10 @@ def correlation_map(
     is infinite. `noise`: ξ of the scaled noise, drawn anew for each input.
 
     Float64 inside: errors below 1e-8 (1e-12 for ReLU and its relatives but
-    under "proxy"), 2e-6 for finite units where φ has a kink. Sampled, with
-    errors of about 2e-3 and the same result each time: finite units with
-    `power`, `noise` or `eps`; batches given as a matrix where φ is not
-    piecewise linear or β varies, and "bmlv" as a matrix with `eps`.
+    under "proxy"), 2e-6 for finite units where φ has a kink. Sampled, always
+    alike, with errors of about 2e-3: finite units with `power`, `noise` or
+    `eps`; batches given as a matrix, or to "lmbv", where φ is not piecewise
+    linear or β varies, and "bmlv" as a matrix with `eps`.
 
     Raises `ValueError` for numbers out of range, an unknown name, a size that
     the norm does not know, a matrix that is no covariance, and samples of a
@@ -817,7 +817,7 @@ def hermite_shares(
 
     Arguments as for `correlation_map`; finite groups have no such list here.
     Shape (count,), float64, errors of 1e-10. What is missing to 1 is in the
-    terms that are left out: 0.005 of ReLU's 40.
+    terms that are left out: 0.0004 of ReLU's 40.
 
     Raises as `correlation_map`, and `ValueError` for a norm of the batch, for
     "instance", and for `count` outside 1…100.
