@@ -722,7 +722,7 @@ def parser() -> argparse.ArgumentParser:
             "--out",
             type=_path,
             metavar="FOLDER",
-            help="folder of the results (default: ./results)",
+            help="results (default: NORMALNORM_RESULTS, or ./results)",
         )
     return main_parser
 

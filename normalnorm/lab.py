@@ -132,7 +132,7 @@ def find_chapter(wanted: str, titles: dict[str, str]) -> str:
     """The file that `wanted` names: a file's name or its beginning, the
     chapter's number, or words of its title.
 
-    `titles`: file → title, see `chapters`.
+    `titles`: file → title, see `chapter_titles`.
 
     Raises `LabError` where it names none or several.
 

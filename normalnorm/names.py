@@ -21,7 +21,7 @@ def near(name: str, known: Iterable[str]) -> str:
     that are like it, or all of them where none is like it.
 
     Offered are the five with the largest ratio 2M/T of Ratcliff and Obershelp
-    (`difflib`), if it is 0.4 or more; then names that contain `name`.
+    (`difflib`), if it is 0.4 or more; else names that contain `name`.
 
     Example:
 
