@@ -881,8 +881,8 @@ def compute(problem) -> Any:
     """The results of a problem, by the first engine that covers it; None where
     the definition is to be used.
 
-    What is not a tensor that an engine takes it may refuse; else the result is
-    None, and the caller, which has a name for it, asks then.
+    What an engine cannot take it may refuse; else the result is None, and the
+    caller, which has a name for it, asks then.
 
     Returns what `Work.forward` calls results, in the shapes that the problem's
     class says; None where no engine covers the problem: then the caller uses

@@ -167,8 +167,8 @@ def freeze(model: nn.Module, parameters: bool = False) -> list[str]:
 
 def unfreeze(model: nn.Module) -> list[str]:
     """Undo `freeze`: the layers follow `model.train()` again and take the mode
-    of `model`, and parameters that `freeze` took out of training are back in
-    it; returns the names of the layers.
+    of `model` (training, if it is such a layer itself), and parameters that
+    `freeze` took out of training are back in it; returns the layers' names.
 
     Example:
 
