@@ -20,13 +20,6 @@ from tests.layers.steps import python, step
 from tests.peers import FOLLOWS
 from tools.files import ROOT
 
-try:
-    from normalnorm.layers import kernels  # noqa: F401
-
-    TRITON = True
-except ImportError:  # missing, or too old
-    TRITON = False
-
 
 @pytest.mark.parametrize(
     "make, shape",
@@ -153,9 +146,9 @@ print(json.dumps([lost, *found, tuned, sorted(named)]))
 
 
 def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
-    "Each row is kept, marked, and not made twice; without Triton, left out."
-    parts = ["correctness", "ceilings", "layers", "table", "habits"]
-    parts += ["engine"] * TRITON
+    "Each row is kept, marked, and not made twice."
+    pytest.importorskip("triton", "3.3")
+    parts = ["correctness", "ceilings", "layers", "table", "habits", "engine"]
     said = python(
         MEASURED, tmp_path, *parts, timeout=600, CUDA_VISIBLE_DEVICES=""
     )
@@ -171,20 +164,13 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     for part, rows in found.items():
         count = record["parts"][part]
         assert count["rows"] == count["of"] == len(rows) > 1
-    for part in {"layers", "engine"} & found.keys():
+    for part in ("layers", "engine"):
         assert all("p50" in row for row in found[part])
     checks = found["correctness"]
-    if TRITON:
-        assert all(row["holds"] and row["same bits again"] for row in checks)
-        # the averages of a batch norm come fifth
-        assert {len(row["errors"]) for row in checks} == {4, 5}
-    else:
-        assert all("Triton" in row["left out"] for row in checks)
-    assert all(
-        row.get("holds", not TRITON and row.get("by") == "gpu")
-        for part in ("table", "habits")
-        for row in found[part]
-    )
+    assert all(row["holds"] and row["same bits again"] for row in checks)
+    # the averages of a batch norm come fifth
+    assert {len(row["errors"]) for row in checks} == {4, 5}
+    assert all(row["holds"] for row in found["table"] + found["habits"])
     # what is there stays; a row that is lost is made again
     of = lambda at: [r for r in at[2]["rows"] if r["part"] == "layers"]
     assert len(again[2]["rows"]) == len(record["rows"])
@@ -194,10 +180,8 @@ def test_measurements_run_without_a_gpu_and_say_so(tmp_path):
     assert min(row["ms"] for row in of(other)) > 0
     assert len(of(other)) == len(found["layers"])
     tuned, named = told
-    if TRITON:  # what is tried is what the engine then looks up
-        assert all(
-            chosen and chosen.items() <= of.items() for of, chosen in tuned
-        )
+    # what is tried is what the engine then looks up
+    assert all(chosen and chosen.items() <= of.items() for of, chosen in tuned)
     engine = Path(normalnorm.__file__).parent / "layers" / "engines" / "gpu.py"
     asked = re.findall(r'CHOSEN.get\("(\w+)"', engine.read_text("utf-8"))
     assert named == sorted({*asked})

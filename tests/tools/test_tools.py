@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
-from sphinx.domains import std
 from sphinx.search.en import SearchEnglish
 
 import normalnorm
@@ -763,21 +762,6 @@ def test_the_newest_sphinx_warns_of_nothing_and_writes_the_same_words():
     found = load(ROOT / "results" / "pages-newest.json")
     assert found["warnings"] == 0 and found["other words"] == []
     assert found["pages"] > 100 and "sphinx" in found["versions"]
-
-
-def test_a_page_is_loaded_once_for_the_references_to_it(monkeypatch):
-    loaded, env = [], type("Environment", (), {"config": "numfig"})()
-    env.get_doctree = lambda name: loaded.append(name) or name
-    monkeypatch.setattr(
-        std.StandardDomain,
-        "_resolve_numref_xref",
-        lambda self, env, page: (env.get_doctree(page), env.config),
-    )
-    dialect.one_tree_for_many_references()
-    find = std.StandardDomain._resolve_numref_xref
-    found = [find(None, env, page) for page in "aba"]
-    assert found == [(page, "numfig") for page in "aba"]
-    assert loaded == ["a", "b"]
 
 
 # ---- how heavy the code is --------------------------------------------------
