@@ -62,7 +62,7 @@ cards: $(VENV)/.ready  ## report cards of the layers here, in PyTorch, timm and 
 mutants: $(VENV)/.ready  ## wrong versions of the library, a few of every module, which the tests should notice; the outcome into results/mutation (some hours, goes on where it stopped; not part of CI)
 	@$(BIN)/python -m tools.mutants --record
 
-homes: $(VENV)/.ready  ## sixty architectures of timm, transformers and torchvision converted, saved, loaded, frozen and back, into results/homes.json (six minutes; not part of CI)
+homes: $(VENV)/.ready  ## nearly seventy architectures of timm, transformers and torchvision converted, saved, loaded, frozen and back, into results/homes.json (six minutes; not part of CI)
 	@$(BIN)/python -m tools.homes
 
 proofs: $(VENV)/.ready  ## theorems of the book, and mutants of them, through Coq's kernel, into results/proofs (a minute; Debian's coq, libcoq-interval and libcoq-coquelicot, 0.7 GB; not part of CI)

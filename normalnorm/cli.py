@@ -768,9 +768,10 @@ def _is_loss_of_another(error: RuntimeError) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `normalnorm` command; returns its exit status: 0, 1 where a claim did
-    not come out as recorded or a run failed, 2 for unusable arguments, 130
-    after Ctrl-C, 143 after SIGTERM.
+    """The `normalnorm` command; returns its exit status: 0, 1 where a claim, a
+    run, a card or a file of results is not as it should be, 2 for unusable
+    arguments, 130 after Ctrl-C, 141 where its output is no longer read, 143
+    after SIGTERM.
 
     Example:
 
