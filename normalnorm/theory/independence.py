@@ -53,8 +53,8 @@ def gaussian_information(correlation: ArrayLike) -> float:
     """The mutual information in nats of jointly normal variables: −½·log(1 −
     ρ²) for a number ρ, −½·log det Σ for a correlation matrix Σ.
 
-    Returns infinity where |ρ| = 1, or where det Σ, rounded, is 0. Raises `ValueError` for |ρ|
-    > 1, NaN, or what is not a correlation matrix. Source:
+    Returns infinity where |ρ| = 1, or where det Σ, rounded, is 0. Raises
+    `ValueError` for |ρ| > 1, NaN, or what is not a correlation matrix. Source:
     @eq-gaussian-information.
 
     Example:
