@@ -258,12 +258,12 @@ def test_without_triton_a_warning_says_so_once(on_the_cpu):
             gpu.ENGINE.require()
 
 
-def test_a_triton_without_tuples_is_refused(monkeypatch):
+def test_an_old_triton_is_refused(monkeypatch):
     for release in ("3.10.0", "3.3.0"):
         monkeypatch.setattr(triton, "__version__", release)
         runpy.run_path(cubins.kernels.__file__)
     monkeypatch.setattr(triton, "__version__", "3.2.0")
-    with pytest.raises(ImportError, match="need Triton 3.3.*this is.* 3.2.0"):
+    with pytest.raises(ImportError, match="Triton 3.3.* 3.2.0"):
         runpy.run_path(cubins.kernels.__file__)
 
 
