@@ -259,8 +259,8 @@ def test_without_triton_a_warning_says_so_once(on_the_cpu):
 
 
 def test_an_old_triton_is_refused(monkeypatch):
-    for release in ("3.10.0", "3.3.0"):
-        monkeypatch.setattr(triton, "__version__", release)
+    for known in ("3.10.0", "3.3.0"):
+        monkeypatch.setattr(triton, "__version__", known)
         runpy.run_path(cubins.kernels.__file__)
     monkeypatch.setattr(triton, "__version__", "3.2.0")
     with pytest.raises(ImportError, match="Triton 3.3.* 3.2.0"):
