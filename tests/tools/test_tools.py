@@ -780,7 +780,7 @@ def test_the_code_is_no_heavier():
     last thousand are the kernels for a GPU, less their prototypes.
     """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 59_020 and total["characters"] <= 3_395_900
+    assert total["statements"] <= 59_020 and total["characters"] <= 3_396_000
 
 
 # ---- the search -------------------------------------------------------------
