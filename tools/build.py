@@ -163,6 +163,7 @@ def render() -> bool:
                 "_toc.yml",
                 "_static",
                 "references.bib",
+                "results/records.json",
                 "tools",
                 "normalnorm",
             )
