@@ -268,8 +268,8 @@ def hashes(patterns: Iterable[str] = ()) -> dict[str, str]:
     """
     names: set[Path] = set()
     for pattern in sorted(patterns, reverse=True):
-        found = {*ROOT.glob(pattern.removeprefix("!"))}
-        names = names - found if pattern[0] == "!" else names | found
+        of = {*ROOT.glob(pattern.removeprefix("!"))}
+        names = names - of if pattern[0] == "!" else names | of
     if not patterns:
         names = {
             Path(m.__file__).resolve()
