@@ -434,9 +434,16 @@ def test_a_file_for_another_loader_stays(place):
     )
 
 
+def killed_once_kept(place):
+    kept = os.replace
+    os.replace = lambda *names: (kept(*names), os.kill(os.getpid(), 9))
+    seven(place)
+
+
 def test_killed_at_any_moment(place, monkeypatch):
-    """16 times during a compilation: the next process has a whole kernel, and
-    an hour later nothing of the others is left.
+    """16 times during a compilation, and when the kernel is kept but the lock
+    not yet removed: the next process has a whole kernel, and an hour later
+    nothing of the others is left.
     """
     monkeypatch.setenv("CXX", program(place, "spy"))
     began = time.monotonic()
@@ -456,10 +463,13 @@ def test_killed_at_any_moment(place, monkeypatch):
             assert compiler._digest(path) == path.stem[-32:]
         assert ended(forked(seven, place)) == 0
         assert len(kernels(place)) == 1
+    kernels(place)[0].unlink()
+    assert ended(forked(killed_once_kept, place)) == -9
+    assert ended(forked(seven, place)) == 0
     left = list((place / "cache").glob("making-*"))
-    assert died >= 6 and left  # some had begun
-    for folder in left:
-        os.utime(folder, (time.time() - 3700,) * 2)
+    assert died >= 6 and len(left) > 2  # some had begun
+    for path in left:
+        os.utime(path, (time.time() - 3700,) * 2)
     (place / "seven.cpp").write_text(SEVEN + "\n")
     load(place)
     assert {p.suffix for p in (place / "cache").iterdir()} == {".so"}
