@@ -12,9 +12,10 @@ where nothing can be asked in seconds, those of the patterns `files`. A hash is
 of Python's syntax without docstrings, of other files byte for byte. Where one
 differs, the witness, a few seconds of the same computation, says whether the
 numbers would be others. Equal ones (in every bit on the same kind of processor,
-to 1e-5 elsewhere, of rows in two steps) take the new hashes in. Otherwise the
-record is stale: the list says so, and a page that shows it says of which day it
-is.
+to 1e-5 elsewhere, of rows in two steps) take the new hashes in. Where this is
+another kind of processor, so does what the last code that the ledger knew says
+here, in every bit. Otherwise the record is stale: the list says so, and a page
+that shows it says of which day it is.
 """
 
 import argparse
@@ -23,7 +24,9 @@ import hashlib
 import importlib
 import json
 import math
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
@@ -169,9 +172,9 @@ def testify(names: list[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def asked(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What these records have to say of the code as it is: a process for each
-    module, so that no witness vouches for what another has loaded.
+def asked(names: Iterable[str], root: Path = ROOT) -> dict[str, dict[str, Any]]:
+    """What these records have to say of the code below `root`: a process for
+    each module, so that no witness vouches for what another has loaded.
     """
     entries, found = ledger(), {}
     modules: dict[str, list[str]] = {}
@@ -181,11 +184,23 @@ def asked(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         found[name] = {"code": hashes(entries[name]["files"])}
     for module, of in modules.items():
         words = "-m", "tools.records", "--witness", *of
-        done = python(*words, cwd=ROOT)
+        done = python(*words, cwd=root)
         if done.returncode:
             raise RuntimeError(f"a witness in {module} failed:\n{done.stderr}")
         found |= json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def before(names: list[str]) -> dict[str, dict[str, Any]]:
+    "What they have to say, here, of the code that the ledger was written with."
+    git = partial(subprocess.run, cwd=ROOT, check=True, stdout=-1, text=True)
+    log = git("git log -1 --format=%h -- results/records.json".split())
+    with tempfile.TemporaryDirectory() as place:
+        git(["git", "worktree", "add", "-q", place, log.stdout.strip()])
+        try:
+            return asked(names, Path(place))
+        finally:
+            git(["git", "worktree", "remove", "--force", place])
 
 
 def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
@@ -354,12 +369,23 @@ def look(
     said = (
         ask([name for name in old if "witness" in entries[name]]) if ask else {}
     )
+    elsewhere = [
+        name
+        for name, now in said.items()
+        if entries[name]["machine"] != now["machine"]
+        and apart(entries[name], now)
+    ]
+    here = {
+        name: of
+        for name, of in (before(elsewhere) if elsewhere else {}).items()
+        if of["code"].items() <= entries[name]["code"].items()
+    }
     for name, entry in entries.items():
         how = ""
         if name in old:
             now = said.get(name)
             how = (
-                apart(entry, now)
+                apart(here.get(name, entry), now)
                 if now
                 else entry.get("stale", "the numbers may be others now")
             )

@@ -164,6 +164,20 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
         "five minutes" in line
     )
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
+    other = entry | {"machine": ["b"], "witness": [2.0]}
+    for code, off, stale in (
+        (entry["code"], 0.0, False),
+        ({}, 0.0, False),
+        (entry["code"], 1e-9, True),
+        ({NEWTON: "of no record"}, 0.0, True),
+    ):
+        entries = {name: dict(other)}
+        here = {"machine": ["a"], "witness": [said[0] + off], "code": code}
+        monkeypatch.setattr(records, "before", lambda names: {name: here})
+        (line,) = records.look(entries, ask)
+        assert ("stale" in entries[name]) is stale, (code, off, line)
+    entries = {name: dict(entry)}
+    list(records.look(entries, ask))
     monkeypatch.setattr(records, "ledger", lambda: entries)
     page = records.older(["nbs/x", "results/torchattacks/book/rows.jsonl"])
     assert page[0].endswith("by rounding): `results/torchattacks/book`.")
