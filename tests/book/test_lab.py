@@ -256,7 +256,7 @@ def test_blanks_are_refused():
         done = files.python(
             *("-c", JUDGED, *(str(folder / f"{name}.ipynb") for name in SOME)),
             cwd=ROOT / "nbs",
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -296,7 +296,7 @@ def test_chapters_run_from_the_wheel(plain_wheel, tmp_path):
         *("-c", LEARNER),
         *("225_theory.curvature", "510_experiments.recipes.first"),
         cwd=empty,
-        env={**os.environ, "PYTHONPATH": str(site)},
+        env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"{len(book)} chapters copied" in done.stdout

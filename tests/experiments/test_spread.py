@@ -254,6 +254,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(
     spreading, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 waits for all else
     arms = "lives", "dies once", "fails"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(

@@ -443,7 +443,7 @@ def killed_once_kept(place):
 def test_killed_at_any_moment(place, monkeypatch):
     """16 times during a compilation, and when the kernel is kept but the lock
     not yet removed: the next process has a whole kernel, and an hour later
-    nothing of the others is left.
+    nothing of the others is left but an empty lock.
     """
     monkeypatch.setenv("CXX", program(place, "spy"))
     began = time.monotonic()
@@ -467,12 +467,14 @@ def test_killed_at_any_moment(place, monkeypatch):
     assert ended(forked(killed_once_kept, place)) == -9
     assert ended(forked(seven, place)) == 0
     left = list((place / "cache").glob("making-*"))
-    assert died >= 6 and len(left) > 2  # some had begun
-    for path in left:
-        os.utime(path, (time.time() - 3700,) * 2)
+    assert died >= 6 and left  # some had begun
+    for folder in left:
+        os.utime(folder, (time.time() - 3700,) * 2)
     (place / "seven.cpp").write_text(SEVEN + "\n")
     load(place)
-    assert {p.suffix for p in (place / "cache").iterdir()} == {".so"}
+    assert {
+        p.suffix or p for p in (place / "cache").iterdir() if p.stat().st_size
+    } == {".so"}
 
 
 def test_two_at_once_compile_once(place, monkeypatch):

@@ -415,7 +415,9 @@ class Isolated:
             text = f"no answer after {SECONDS} s"
             self.process.kill()
         except BrokenProcessPool:
-            self.process.join()
+            # the pool's thread asks how the process ended; of two that ask at
+            # once one may find nothing, which counts as 255
+            self.pool.shutdown()
             code = self.process.exitcode
             text = f"crash, {signal.Signals(-code).name if code < 0 else code}"
         self.__exit__()

@@ -495,8 +495,7 @@ def _kept(
 @contextmanager
 def _scratch(folder: Path | None) -> Iterator[Path]:
     """A folder to work in, removed by the process that has made it, at the
-    latest when that ends; what killed processes have left goes first, an hour
-    later.
+    latest when that ends; what killed processes have left goes first.
     """
     for left in folder.glob("making-*") if folder else ():
         with suppress(OSError):
@@ -854,7 +853,7 @@ def load(
         return library
     note = folder / f"{start}.failed"
     _recall(note)
-    writable, lock = _writable(folder), folder / f"making-{start}.lock"
+    writable, lock = _writable(folder), folder / f"{start}.lock"
     where = f"kept in {folder}" if writable else "for this process only"
     by = (
         f"compiling {source.name} for this processor with "
