@@ -24,7 +24,6 @@ import hashlib
 import importlib
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tools.files import ROOT, load, python, replace
+from tools.files import ROOT, load, python, ran, replace
 
 LEDGER = ROOT / "results" / "records.json"
 NATIVE = "normalnorm/layers/engines/native.cpp"
@@ -193,14 +192,13 @@ def asked(names: Iterable[str], root: Path = ROOT) -> dict[str, dict[str, Any]]:
 
 def before(names: list[str]) -> dict[str, dict[str, Any]]:
     "What they have to say, here, of the code that the ledger was written with."
-    git = partial(subprocess.run, cwd=ROOT, check=True, stdout=-1, text=True)
-    log = git("git log -1 --format=%h -- results/records.json".split())
+    git = lambda words: ran(["git", *words.split()], cwd=ROOT, check=True)
+    known = git("log -1 --format=%h -- results/records.json").stdout
     with tempfile.TemporaryDirectory() as place:
-        git(["git", "worktree", "add", "-q", place, log.stdout.strip()])
-        try:
-            return asked(names, Path(place))
-        finally:
-            git(["git", "worktree", "remove", "--force", place])
+        git(f"worktree add {place} {known}")
+        found = asked(names, Path(place))
+    git("worktree prune")
+    return found
 
 
 def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:

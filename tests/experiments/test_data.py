@@ -391,25 +391,6 @@ def test_all_glyphs_have_the_recorded_hash():
     assert content.hexdigest() == data.data_hash("glyphs")
 
 
-def test_glyphs_do_not_overflow_32_bits():
-    """The same strokes in Python's own integers, at the ends of the ranges."""
-    for corner in (-300, 0, 800):
-        points = np.array([[[corner, 800], [0, corner], [800, -300]]], np.int32)
-        drawn = glyphs.curve(points, 25)
-        exact = [
-            [
-                ((24 - t) ** 2 * a + 2 * t * (24 - t) * b + t * t * c) // 576
-                for a, b, c in points[0].T.tolist()
-            ]
-            for t in range(25)
-        ]
-        assert drawn[0].tolist() == exact
-        pen = glyphs.coverage(drawn, np.array([26], np.int32))
-        wide = glyphs.coverage(drawn.astype(np.int64), np.array([26]))
-        assert pen.dtype == np.int32 and (pen == wide).all()
-    assert abs(glyphs.prototypes() - 256).max() <= 256 - 48
-
-
 @pytest.mark.parametrize(
     "module, kept, step, wrong",
     [
