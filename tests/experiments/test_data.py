@@ -348,32 +348,16 @@ def test_script_makes_the_file_byte_for_byte(name, make, monkeypatch):
 
 
 @pytest.mark.book
-def test_script_of_the_text_chooses_what_may_be_copied(tmp_path):
-    good = b"x = 1\n" * 1000
-    for name, content in {
-        "a.py": good,
-        "b.py": good + b"# Copyright me\n",
-        "c.py": good + "# é\n".encode(),
-        "d.py": b"x\n",
-        "e.py": good + b"\t\n",
-        "test/f.py": good,
-        "g.txt": good,
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert [path.name for path in make_stdlib_text.chosen(tmp_path)] == ["a.py"]
-    with pytest.raises(
-        SystemExit, match="is it the folder Lib of CPython 3.11.7"
-    ):
-        make_stdlib_text.text(tmp_path)
-
-
-@pytest.mark.book
-def test_script_says_what_is_missing(tmp_path):
-    with pytest.raises(
-        SystemExit, match="apt-get install dataset-fashion-mnist"
-    ):
-        make_fashion_subset.fashion(tmp_path)
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (make_fashion_subset.fashion, "apt-get install dataset-fashion-mnist"),
+        (make_stdlib_text.text, "is it the folder Lib of CPython 3.11.7"),
+    ],
+)
+def test_script_says_what_is_missing(make, words, tmp_path):
+    with pytest.raises(SystemExit, match=words):
+        make(tmp_path)
 
 
 # ---- glyphs ----
