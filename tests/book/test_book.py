@@ -111,11 +111,6 @@ def test_the_table_of_renamed_chapters():
     assert grep(rf"(?<![\w.])(?:{old})(?!\w)", "nbs/renamed.csv") == ""
 
 
-def test_one_notebook_per_module():
-    modules = [c.module for c in chapters()]
-    assert len(modules) == len(set(modules))
-
-
 def landing_page(folder, change):
     """The README of a checkout in which the first row of the estimated
     transform with noise was changed and signed anew.

@@ -385,22 +385,6 @@ def test_the_first_law_of_a_play_is_the_one_that_was_proposed():
     )
 
 
-def test_play_is_reported_at_the_first_steps_and_then_more_rarely():
-    lattice = np.arange(-2.0, 3)
-    steps = (
-        game.mirror_play(lattice, *np.full((2, 5), 0.2), steps=100)
-        .history[:, 0]
-        .astype(int)
-        .tolist()
-    )
-    assert (
-        steps[:6] == [1, 2, 3, 4, 5, 6]
-        and steps[-1] == 100
-        and len(steps) < 25
-        and all(b - a <= max(1, 0.3 * a) for a, b in zip(steps, steps[1:]))
-    )
-
-
 # ---- estimation -------------------------------------------------------------
 
 
