@@ -53,13 +53,13 @@ LEFT_OUT = {
     "slow": "accepted analysis appendices benchmarks chapters claims collapse "
     "compiler conversion correlation_map curvature dependence deployment "
     "early_training examples figures gpu gpu_kernels growth hardness harness "
-    "hessian hessian_rows hostile information layer_maps ledger left_alone "
-    "map_peer models modules mutants native one_factor operators peers "
+    "hessian hessian_rows hostile information ledger left_alone "
+    "models modules mutants native one_factor operators peers "
     "power_training proxy proxy_conversion proxy_paper proxy_recipe pruning "
     "real_folders recipes records results robustness same_bits state "
     "traced train types unique_recipe",
     "browser": "pages widget",
-    "processes": "cli engines failures fsdp lab packaging private_names "
+    "processes": "cli engines failures fsdp lab new_rows packaging private_names "
     "processors regnorm_parallel spread sync sync_decorrelated",
 }
 

@@ -408,7 +408,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.records", description=__doc__.split("\n\n")[0]
     )
-    entries = ledger()
+    entries, began = ledger(), time.monotonic()
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--made", choices=entries, action="append", default=[])
     parser.add_argument("--witness", choices=entries, nargs="+")
@@ -426,6 +426,11 @@ def main(arguments: list[str] | None = None) -> int:
         () if chosen.made else look(entries, None if chosen.list else asked)
     ):
         print(line, flush=True)
+    stale = sum("stale" in entry for entry in entries.values())
+    print(
+        f"{stale} of {len(entries)} are stale, asked in "
+        f"{time.monotonic() - began:.0f} s"
+    )
     if not chosen.list:
         write(entries)
     return 0

@@ -164,6 +164,11 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
         "five minutes" in line
     )
     assert entries[name]["code"] == entry["code"] and entries[name]["stale"]
+    monkeypatch.setattr(records, "ledger", lambda: entries)
+    page = records.older(["nbs/x", "results/torchattacks/book/rows.jsonl"])
+    assert page[0].endswith("by rounding): `results/torchattacks/book`.")
+    assert len(page) == 1 and "2026-11-23" in page[0]
+    assert not records.older(["results/pruning/book/rows.jsonl"])
     for key, off, stale in ((NEWTON, 0, 0), (NEWTON, 1e-9, 1), ("new", 0, 1)):
         here = {"machine": ["a"], "witness": [said[0] + off]}
         here["code"] = {key: "of another day"}
@@ -171,13 +176,6 @@ def test_what_becomes_of_a_record_whose_code_has_changed(monkeypatch):
         entries = {name: entry | {"machine": ["b"], "witness": [2.0]}}
         (line,) = records.look(entries, ask)
         assert ("stale" in entries[name]) == stale, line
-    entries = {name: dict(entry)}
-    list(records.look(entries, ask))
-    monkeypatch.setattr(records, "ledger", lambda: entries)
-    page = records.older(["nbs/x", "results/torchattacks/book/rows.jsonl"])
-    assert page[0].endswith("by rounding): `results/torchattacks/book`.")
-    assert len(page) == 1 and "2026-11-23" in page[0]
-    assert not records.older(["results/pruning/book/rows.jsonl"])
 
 
 def test_a_page_says_of_which_day_its_record_is(monkeypatch):

@@ -776,9 +776,7 @@ def test_what_is_counted():
 
 
 def test_the_code_is_no_heavier():
-    """Whoever needs more takes something out first, or says here why not: the
-    last thousand are the kernels for a GPU, less their prototypes.
-    """
+    "Whoever needs more takes something out first, or says here why not."
     total = sum(size.sizes().values(), Counter())
     assert total["statements"] <= 59_020 and total["characters"] <= 3_396_000
 
