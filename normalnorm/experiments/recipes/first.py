@@ -611,6 +611,6 @@ first_experiment = Recipe(
     },
     cost={
         "smoke": "seconds",
-        "book": "about 3 CPU minutes a seed for all arms",
+        "book": "about 5 CPU minutes a seed for all arms",
     },
 )

@@ -235,7 +235,7 @@ language_recurrent = Recipe(
     "more steps",
     grid={arm: {"train.lr": (1e-2, 3e-2, 0.1)} for arm in ARMS},
     seeds={"smoke": 2, "book": 5},
-    cost={"smoke": "seconds", "book": "about 2 CPU minutes a seed"},
+    cost={"smoke": "seconds", "book": "about 5 CPU minutes a seed"},
     **_SAID,
 )
 
@@ -324,7 +324,7 @@ language_transformer = Recipe(
     seeds={"smoke": 2, "book": range(700, 720), "paper": 3},
     cost={
         "smoke": "seconds",
-        "book": "about 8 CPU minutes a seed, all seeds and the tuning",
+        "book": "about 6 CPU minutes a seed, all seeds and the tuning",
         "paper": "GPU days",
     },
     **_SAID,

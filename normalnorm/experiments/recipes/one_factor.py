@@ -514,7 +514,7 @@ def _sweep(
         negligible=negligible,
         lower=LOWER,
         seeds={"smoke": 1, "book": 5},
-        cost={"smoke": "seconds", "book": "about one CPU minute a seed"},
+        cost={"smoke": "seconds", "book": "two to five CPU minutes a seed"},
         tuned="the learning rate, in each seed by its own validation loss; the "
         "centre's, 0.03, by two pilot networks of another seed",
         tuned_on="validation",

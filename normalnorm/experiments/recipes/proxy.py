@@ -429,7 +429,7 @@ def _recipe(
         paper=numbers,
         cost={"paper": "GPU days"}
         | (
-            {"smoke": "seconds", "book": "about 8 CPU minutes a seed"}
+            {"smoke": "seconds", "book": "about 16 CPU minutes a seed"}
             if book
             else {}
         ),

@@ -372,7 +372,7 @@ def _recipe(
         | (
             {
                 "smoke": "seconds",
-                "book": "about 17 CPU minutes a seed, all seeds and the tuning",
+                "book": "about 70 CPU minutes a seed, all seeds and the tuning",
             }
             if book
             else {}
