@@ -20,7 +20,7 @@ MORE_CODE: dict[str, str] = {}
 FAR = 30
 # Chapters without a picture that early, and what they open with.
 NO_PICTURE = {
-    "005_should_i_use_it": "one table, on one screen",
+    "005_should_i_use_it": "one table",
     "598_what_was_stated": "one table of all experiments",
     "599_how_do_i_reproduce": "the count of all items",
     "285_proxy_in_the_kernel": "C++ of 410 and 415, which have the figures",
