@@ -49,13 +49,13 @@ def test_what_shares_a_line_and_who_uses_it():
 
 
 def test_what_is_said_to_be_proved():
-    "By claims of these chapters, proved or refuted by a counterexample."
+    "By claims of these chapters."
     of = {c.id: c for c in ledger()}
     source = "\n".join(chapter("005_should_i_use_it").code_cells())
     found = re.findall(r'\("(\d{3}_[\w.]+)", "([\w-]+)"\)', source)
-    assert len(found) >= 4
+    assert len(found) >= 3
     for page, name in found:
         c = of[name]
         assert c.chapter == page, name
-        proved = c.evidence in ("proof", "kernel-checked")
-        assert (c.verdict == "holds" and proved) or (c.verdict == "fails"), name
+        assert c.evidence in ("proof", "kernel-checked"), name
+        assert c.verdict == "holds", name
