@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from normalnorm.analysis.gaussianity import pre_affine
 from normalnorm.experiments import data
 from normalnorm.experiments.optimization import Settings, make_optimizer
 from normalnorm.experiments.recipes.airbench import (
@@ -13,6 +14,7 @@ from normalnorm.experiments.recipes.airbench import (
     whitening,
 )
 from normalnorm.experiments.train import train
+from normalnorm.layers.pointwise import DynamicErf
 
 SMOKE = airbench.arms("smoke")
 
@@ -49,7 +51,15 @@ def test_arms_begin_alike_and_seeds_do_not():
         "BNN without noise": (1.0, 0.0),
         "BNN": (1.0, 0.4),
         "GN+PN": (0.0, 0.0),
+        "Derf": (0.0, 0.0),
     }
+    points = [nets[-1].layers[i].point for i in range(3, 24, 4)]
+    assert all(isinstance(m, DynamicErf) and m.alpha == 0.5 for m in points)
+    # its rows have a finite R²: α is not set aside with γ and β
+    images = data.load("fashion", "train", 4)[0]
+    assert all(
+        (x.std(1) > 0).any() for x in pre_affine(nets[-1], images).values()
+    )
     assert noisy["GN+PN"].num_groups == 4
     for arm in [*SMOKE][:4]:
         assert (noisy[arm].eps, noisy[arm].momentum) == (1e-12, 0.4)
@@ -66,7 +76,8 @@ def test_a_step_moves_what_is_trained_and_nothing_else(arm):
     net, batch = built(SMOKE[arm], 0), SMOKE[arm]["train"]["batch"]
     settings = Settings(**SMOKE[arm]["train"])
     gamma = range(4, 25, 4) if arm == "GN+PN" else range(3, 24, 4)
-    frozen = {"whiten.weight", *(f"layers.{i}.weight" for i in gamma)}
+    inner = "point." * (arm == "Derf")
+    frozen = {"whiten.weight", *(f"layers.{i}.{inner}weight" for i in gamma)}
     names = {p: name for name, p in net.named_parameters()}
     rates = {
         names[p]: (
@@ -81,7 +92,7 @@ def test_a_step_moves_what_is_trained_and_nothing_else(arm):
         name: (0.67 / 16, 0.85, 2e-6 / 0.67)
         if name == "head.weight"
         else (0.053, 0.85, 2e-6 / 0.053)
-        if p.ndim == 1
+        if p.ndim < 2
         else (0.24 / batch, 0.6, 0.0)
         for p, name in names.items()
         if name not in frozen

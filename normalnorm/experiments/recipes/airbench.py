@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from ..data import info
 from ..models import Norm
@@ -21,6 +22,7 @@ from .first import data_of, four_arms, run
 from ..results import Contrast, Deviation, Recipe
 from ..train import seeded
 from ...layers.normality import BatchNormalNorm2d
+from ...layers.pointwise import DynamicErf
 from ...layers.proxy_conversion import to_proxy_norm
 
 
@@ -92,18 +94,35 @@ class CifarNet(nn.Module):
         return self.head(x) / self.head.in_features
 
 
+class _Derf(nn.Module):
+    "Derf of the channels of (B, C, H, W)."
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.point = DynamicErf(channels)
+        for name in ("alpha", "shift"):
+            # no longer the layer's own: `pre_affine` sets those but γ to 0
+            register_parametrization(self.point, name, nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        "At each position."
+        return self.point(x.movedim(1, -1)).movedim(-1, 1)
+
+
 def norms(kind: str, transform: bool, noise: float) -> Norm:
     """A function from channels to a batch normalizer with airbench's constants:
     ε = 10⁻¹², and running averages that keep 0.6.
 
-    `kind`: "batch", or "proxy" for what `built` converts; `transform`: with
-    the power transform; `noise`: ξ.
+    `kind`: "batch", "proxy" for what `built` converts, or "derf", which has
+    neither of the constants; `transform`: with the power transform; `noise`: ξ.
 
     Example:
 
         >>> norms("batch", False, 0.4)(16).momentum
         0.4
     """
+    if kind == "derf":
+        return _Derf
     how: dict[str, Any] = {"eps": 1e-12, "momentum": 0.4}
     if not transform and not noise:
         return partial(nn.BatchNorm2d, **how)
@@ -175,8 +194,10 @@ def _arms(
         },
     }
     found = four_arms("BN", "BNN", "batch", 0.4, config)
-    proxy = {"kind": "proxy", "transform": False, "noise": 0.0}
-    return found | {"GN+PN": {**config, "norm": proxy}}
+    for name, kind in (("GN+PN", "proxy"), ("Derf", "derf")):
+        norm = {"kind": kind, "transform": False, "noise": 0.0}
+        found[name] = {**config, "norm": norm}
+    return found
 
 
 _PAIRS = (("BN", "BN with noise"), ("BN with noise", "BNN"))
@@ -204,6 +225,7 @@ airbench = Recipe(
         ("BNN without noise", "BNN"),
         ("BN", "BNN"),
         ("BN", "GN+PN"),
+        ("BN", "Derf"),
     ),
     compared=("test_last", "loss_last"),
     primary=tuple(

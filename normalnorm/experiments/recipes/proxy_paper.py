@@ -344,11 +344,21 @@ def _smaller(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_SD = Deviation(
-    0.2,
-    "the printed deviations of a run are 0.0 to 0.2 points; two "
-    "independent runs of 0.15 differ by so much",
+_ASSUMED = (
+    "assumed: as large beside that of the accuracy as in the rows of "
+    "transform-given-noise"
 )
+# what counts as no difference, and how much two runs differ
+_ACCURACY = (
+    0.3,
+    Deviation(
+        0.2,
+        "the printed deviations of a run are 0.0 to 0.2 points; two "
+        "independent runs of 0.15 differ by so much",
+    ),
+)
+_LOSS = {"loss_last": (0.02, Deviation(0.007, _ASSUMED))}
+_NATS = {"loss_last": "test loss, last epoch (nats)"}
 
 
 _OF_THEIR_OWN = {
@@ -369,6 +379,8 @@ def _imagenet_recipe(network: str) -> Recipe:
     "All arms of a network of the paper on ImageNet."
     norms, efficient = IMAGENET[network][3], "Efficient" in network
     outcome = "test_averaged" if efficient else "test_last"
+    # of averaged weights no loss is kept
+    bounds = {outcome: _ACCURACY} | ({} if efficient else _LOSS)
     arms = {
         name + kind: _paper_arm(network, name, kind)
         for name in norms
@@ -430,15 +442,20 @@ def _imagenet_recipe(network: str) -> Recipe:
             outcome: "validation accuracy of the paper's split (%)",
             "train_met": "training accuracy as met (%)",
             "collapse_after": "power in channel means, after training",
-        },
+        }
+        | ({} if efficient else _NATS),
         compare=compare,
-        compared=(outcome,),
-        primary=(
-            Contrast("GN", "GN+PN", outcome),
-            Contrast("BN, regularized", "GN+PN, regularized", outcome),
+        compared=tuple(bounds),
+        primary=tuple(
+            Contrast(*pair, metric)
+            for metric in bounds
+            for pair in (
+                ("GN", "GN+PN"),
+                ("BN, regularized", "GN+PN, regularized"),
+            )
         ),
-        deviation={outcome: _SD},
-        negligible={outcome: 0.3},
+        deviation={metric: known for metric, (_, known) in bounds.items()},
+        negligible={metric: bound for metric, (bound, _) in bounds.items()},
         seeds={**({"smoke": 1} if smoke else {}), "paper": 3},
         tuned="Not tuned: the paper's settings, and usual values for those "
         "that the text copy lost",
@@ -511,15 +528,22 @@ def _sweep(
             for scale in bases
         },
         run=paper_run,
+        columns=proxy.columns | _NATS,
         compare=compare,
-        primary=(Contrast(*compare[0], "test_last"),),
+        compared=("test_last", "loss_last"),
+        primary=tuple(
+            Contrast(*compare[0], metric)
+            for metric in ("test_last", "loss_last")
+        ),
         deviation={
             "test_last": Deviation(
                 0.8,
                 "assumed, as for proxy-norm at scale book; at paper the "
                 "printed deviations are smaller",
-            )
+            ),
+            "loss_last": Deviation(0.03, _ASSUMED),
         },
+        negligible=proxy.negligible | {"loss_last": 0.03},
         seeds={"smoke": 1, "book": 5, "paper": 3},
         tuned="Not tuned: settings of proxy-norm at book, of "
         "proxy-norm-resnet-50 at paper",
