@@ -1172,7 +1172,7 @@ def draw(card: Card, axes: Any) -> None:
     the parts of the power by depth.
 
     `card`: with "map", "cosine of two inputs" and "power"; `axes`: three of
-    matplotlib's. Raises `KeyError` for a card without these lines.
+    matplotlib's. Raises `ValueError` for a card without one of these lines.
 
     Example:
 
@@ -1180,12 +1180,18 @@ def draw(card: Card, axes: Any) -> None:
         >>> figure, axes = plots.subplots(1, 3)
         >>> draw(Card("mine", {}), axes)
         Traceback (most recent call last):
-        KeyError: 'map'
+        ValueError: no figure of mine, whose 'map' is missing: not asked
     """
-    own, cosine, power = (
-        card.lines[name].value
-        for name in ("map", "cosine of two inputs", "power")
-    )
+    values = []
+    for name in ("map", "cosine of two inputs", "power"):
+        line = card.lines.get(name, Line("not asked"))
+        if line.value is None:
+            raise ValueError(
+                f"no figure of {card.name}, whose {name!r} is missing: "
+                + line.found
+            )
+        values.append(line.value)
+    own, cosine, power = values
     left, middle, right = axes
     left.plot([0, 1], [0, 1], "--", color="C2", linewidth=0.8)
     left.plot(*zip(*own.items()), "o-", markersize=3)

@@ -80,6 +80,15 @@ def test_the_command_takes_an_activation(capsys, named, at_zero):
     assert (found["0.5"] > 0.57) == (named == "relu")
 
 
+def test_the_command_draws(capsys, tmp_path):
+    file = tmp_path / "card.svg"
+    ask = ["card", "torch.nn.LayerNorm", "--figure", str(file), "--only", "map"]
+    assert cli.main(ask) == 2 and not file.exists()
+    assert "'cosine of two inputs' is missing" in capsys.readouterr().err
+    assert cli.main([*ask, "cosine of two inputs", "power"]) == 0
+    assert "torch.nn.LayerNorm" in file.read_text("utf-8")
+
+
 def test_each_layer_of_a_network_draws_weights_of_its_own():
     drawn = set()
 
