@@ -439,6 +439,12 @@ def _card(args: argparse.Namespace) -> int:
     )
     card = found.report_card(make, args.target, args.only or None, activation)
     print(json.dumps(card.as_dict(), indent=1) if args.json else card)
+    if args.figure:
+        from normalnorm import plots
+
+        figure, axes = plots.subplots(1, 3, figsize=(9, 3))
+        found.draw(card, axes)
+        figure.savefig(args.figure, bbox_inches="tight")
     return int(bool(card.faults))
 
 
@@ -646,6 +652,7 @@ def parser() -> argparse.ArgumentParser:
         "layer that has one in it",
     )
     card.add_argument("--json", action="store_true", help="for a program")
+    card.add_argument("--figure", metavar="FILE", help="and its curves, drawn")
     card.set_defaults(function=_card)
 
     convert = commands.add_parser(

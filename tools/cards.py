@@ -8,6 +8,7 @@ times, into results/cards.json.
 import argparse
 import contextlib
 import json
+import re
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from multiprocessing import get_context
@@ -23,11 +24,22 @@ from tools.files import save
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "cards.json"
 OWN = """
-    batch batch1 sync decorrelated decorrelated1 instance instance1 layer layer2
-    group(num_groups=4) rms frn bmlv lmbv renorm evonorm(num_groups=4) dyt derf
-    propagated normalnorm.PreLayerNormConv2d(C,C,1)
-    normalnorm.RegNormConv2d(C,C,1)
+    batch batch1 batch3 sync decorrelated decorrelated1 sync_decorrelated
+    normalnorm.DecorrelatedBatchNorm1d normalnorm.DecorrelatedBatchNorm2d
+    normalnorm.SyncDecorrelatedBatchNorm instance instance1 instance3 layer
+    layer2 group(num_groups=4) rms frn bmlv lmbv renorm evonorm(num_groups=4)
+    dyt derf propagated normalnorm.ProxyNorm(C,'relu')
 """.split()
+OWN += [
+    f"normalnorm.{name}{kind}"
+    for name in ("PreLayerNorm", "RegNorm", "PreRegNorm")
+    for kind in (
+        "Conv2d(C,C,1)",
+        "Conv1d(C,C,1)",
+        "Conv3d(C,C,1)",
+        "Linear(C,C)",
+    )
+]
 TORCH = """
     BatchNorm1d BatchNorm2d BatchNorm2d(C,track_running_stats=False) LayerNorm
     GroupNorm(4,C) GroupNorm(1,C) InstanceNorm1d InstanceNorm2d
@@ -58,7 +70,8 @@ def card_of(target: str) -> dict:
     torch.set_num_threads(1)
     if target.startswith(("timm", "transformers")):
         peers.import_torchvision()
-    activation = nn.Identity() if "evonorm" in target.lower() else torch.relu
+    own = re.search("evonorm|proxynorm", target.lower())
+    activation = nn.Identity() if own else torch.relu
     card = report_card(layer_of(target), target, ASKED, activation)
     lines = card.as_dict()["lines"]
     if lines.get("power", {}).get("value"):  # of sixteen layers: the last

@@ -49,6 +49,7 @@ _KINDS = {
     "sequences (B, C, L)": ((6, _CHANNELS, 7), 1),
     "tokens (B, T, C)": ((6, 7, _CHANNELS), 2),
     "vectors (B, C)": ((32, _CHANNELS), 1),
+    "volumes (B, C, D, H, W)": ((6, _CHANNELS, 3, 4, 3), 1),
 }
 
 
@@ -81,8 +82,8 @@ class _Called(nn.Module):
 class Subject:
     """What the questions of a card are put to: layers from one factory, and
     inputs of the first kind that they take, images (B, C, H, W), sequences (B,
-    C, L), tokens (B, T, C) or vectors (B, C); with `shape`, and `axis` of the
-    channels.
+    C, L), tokens (B, T, C), vectors (B, C) or volumes (B, C, D, H, W); with
+    `shape`, and `axis` of the channels.
 
     `make`: called with a number of channels; `activation`: that of a network
     of such layers. With `mixes`, whether the layer has weights from channels to
@@ -417,6 +418,30 @@ def _mirror(s: Subject) -> Line:
     return Line("neither odd nor even", value=0)
 
 
+@asks("permutations")
+@torch.no_grad()
+def _permutations(s: Subject) -> Line:
+    """The channels in one new order, and the positions: whether the output is
+    in that order too, to 1e-6, in training; for a layer that draws random
+    numbers in evaluation, behind that batch.
+    """
+    x, random, follows = s.input(), _random(s), {}
+
+    def run(x: Tensor) -> Tensor:
+        layer = s.layer()
+        y = _call(layer, x)
+        return s.flat(_call(layer.eval(), x) if random else y)
+
+    y, flat, source = run(x), s.flat(x), torch.Generator().manual_seed(0)
+    for axis, name in ((1, "channels"), (2, "positions")):
+        if flat.shape[axis] > 1:
+            order = torch.randperm(flat.shape[axis], generator=source)
+            moved = run(s.shaped(flat.index_select(axis, order), x))
+            follows[name] = _off(moved, y.index_select(axis, order)) < 1e-6
+    words = [f"of {k} {'kept' if v else 'lost'}" for k, v in follows.items()]
+    return Line(", ".join(words), value=follows)
+
+
 @asks("sphere")
 @torch.no_grad()
 def _sphere(s: Subject) -> Line:
@@ -589,12 +614,13 @@ def _constant_unit(s: Subject) -> Line:
 @asks("channels last")
 @torch.no_grad()
 def _channels_last(s: Subject) -> Line:
-    "Whether the output of images has the memory format of the input."
+    "Whether the output of images, or volumes, has the input's memory format."
     x = s.input(dtype=torch.float32)
-    if x.dim() != 4:
+    if x.dim() < 4:
         return Line("not asked: takes no images")
-    y, plain = s.output(x.to(memory_format=torch.channels_last)), s.output(x)
-    if not y.is_contiguous(memory_format=torch.channels_last):
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    y, plain = s.output(x.to(memory_format=last)), s.output(x)
+    if not y.is_contiguous(memory_format=last):
         return Line("lost", True, False)
     wrong = not _off(y, plain) <= 1e-4
     return Line("other values" if wrong else "kept", wrong, not wrong)
@@ -715,6 +741,7 @@ def _time(s: Subject) -> Line:
         (3, 1): (nn.BatchNorm1d, [32, 96, 128]),
         (3, 2): (nn.LayerNorm, [32, 128, 96]),
         (2, 1): (nn.BatchNorm1d, [512, 96]),
+        (5, 1): (nn.BatchNorm3d, [32, 96, 4, 8, 8]),
     }[len(s.shape), s.axis]
     x = torch.randn(shape, requires_grad=True)
     layers = (beside(96), s.layer(dtype=torch.float32, channels=96))
@@ -742,7 +769,7 @@ class _Wide:
     def __init__(self, s: Subject):
         positions = [] if len(s.shape) == 2 else [16]
         self.s, self.shape = s, [_BATCH, _WIDTH, *positions]
-        places = {4: (4, 4), 3: (16,), 2: ()}[len(s.shape)]
+        places = {5: (2, 2, 4), 4: (4, 4), 3: (16,), 2: ()}[len(s.shape)]
         like = torch.empty(_BATCH, _WIDTH, *places)
         self.like = like.movedim(1, s.axis)
 
@@ -1145,7 +1172,7 @@ def draw(card: Card, axes: Any) -> None:
     the parts of the power by depth.
 
     `card`: with "map", "cosine of two inputs" and "power"; `axes`: three of
-    matplotlib's. Raises `KeyError` for a card without these lines.
+    matplotlib's. Raises `ValueError` for a card without one of these lines.
 
     Example:
 
@@ -1153,12 +1180,18 @@ def draw(card: Card, axes: Any) -> None:
         >>> figure, axes = plots.subplots(1, 3)
         >>> draw(Card("mine", {}), axes)
         Traceback (most recent call last):
-        KeyError: 'map'
+        ValueError: no figure of mine, whose 'map' is missing: not asked
     """
-    own, cosine, power = (
-        card.lines[name].value
-        for name in ("map", "cosine of two inputs", "power")
-    )
+    values = []
+    for name in ("map", "cosine of two inputs", "power"):
+        line = card.lines.get(name, Line("not asked"))
+        if line.value is None:
+            raise ValueError(
+                f"no figure of {card.name}, whose {name!r} is missing: "
+                + line.found
+            )
+        values.append(line.value)
+    own, cosine, power = values
     left, middle, right = axes
     left.plot([0, 1], [0, 1], "--", color="C2", linewidth=0.8)
     left.plot(*zip(*own.items()), "o-", markersize=3)

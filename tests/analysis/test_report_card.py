@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import normalnorm
 from normalnorm import cli
 from normalnorm.analysis.report_card import (
     PROPERTIES,
@@ -30,6 +31,7 @@ from normalnorm.theory.correlation_map import correlation_map
 from tests.analysis.broken import BROKEN, STRANGE, Whole
 from tests.peers import TORCH
 from tests.refusals import refusals
+from tools.cards import OWN
 
 
 class Fold(nn.Module):
@@ -78,6 +80,15 @@ def test_the_command_takes_an_activation(capsys, named, at_zero):
     assert (found["0.5"] > 0.57) == (named == "relu")
 
 
+def test_the_command_draws(capsys, tmp_path):
+    file = tmp_path / "card.svg"
+    ask = ["card", "torch.nn.LayerNorm", "--figure", str(file), "--only", "map"]
+    assert cli.main(ask) == 2 and not file.exists()
+    assert "'cosine of two inputs' is missing" in capsys.readouterr().err
+    assert cli.main([*ask, "cosine of two inputs", "power"]) == 0
+    assert "torch.nn.LayerNorm" in file.read_text("utf-8")
+
+
 def test_each_layer_of_a_network_draws_weights_of_its_own():
     drawn = set()
 
@@ -97,6 +108,12 @@ def test_a_card_keeps_no_layer_alive():
     del make
     gc.collect()
     assert alive() is None
+
+
+def test_every_public_layer_has_a_card():
+    made = {type(layer_of(target)(12)) for target in OWN}
+    public = (getattr(normalnorm, name) for name in normalnorm._PUBLIC)
+    assert {c for c in public if isinstance(c, type)} <= made
 
 
 def test_cards_agree_with_the_ledger():
@@ -238,6 +255,7 @@ def test_what_is_known_of_plain_layers():
         "images",
         "sequences",
         "vectors",
+        "volumes",
     ]
     assert found["batch"]["sphere"] == {"each channel": 1.0}
     assert found["instance"]["sphere"].keys() == {
@@ -329,7 +347,17 @@ class InOrder(Scales):
     "Only in training."
 
     def forward(self, x):
-        return x.cumsum(0) if self.training else x
+        return x.cumsum(0).cumsum(1) if self.training else x
+
+
+class Swaps(Scales):
+    "Random in training; in evaluation of averages that changed places."
+
+    def forward(self, x):
+        if self.training:
+            self.swapped = x.mean((0, 2, 3), keepdim=True).flip(1).cumsum(1)
+            return x + torch.rand(())
+        return x - self.swapped
 
 
 class Jitters(Scales):
@@ -354,6 +382,16 @@ SAID = [
     (lambda c: nn.Dropout(), "mirror", "odd"),
     (function(torch.abs), "mirror", "even"),
     (function(torch.relu), "mirror", "neither"),
+    (Swaps, "permutations", "of channels lost, of positions kept"),
+    (InOrder, "permutations", "of channels lost, of positions kept"),
+    (lambda c: nn.GroupNorm(3, c), "permutations", "of channels lost"),
+    (lambda c: nn.Dropout(), "permutations", "of channels kept, of posi"),
+    (nn.LayerNorm, "permutations", "of channels kept, of positions kept"),
+    (
+        function(lambda x: x.cumsum(-1)),
+        "permutations",
+        "of channels kept, of positions lost",
+    ),
     (lambda c: nn.GroupNorm(1, c, eps=5e3), "sphere", "no"),
     (function(lambda x: (2 * x).sin()), "derivatives", "right to order 3"),
     (Scales, "derivatives", "right to order 3"),
