@@ -27,8 +27,10 @@ addresses = {
 if ".invalid" in str(addresses):  # the project has no address yet
     addresses = {}
 else:  # an index has no chapters that a relative link could lead to
-    there = f"{cfg['git_url']}/blob/{cfg['branch']}"
-    about = re.sub(r"\]\((?!\w+:|#)", f"]({there}/", about)
+    there = f"{cfg['git_url']}/%s/{cfg['branch']}/"
+    link = r"\]\((?!\w+:|#)"
+    about = re.sub(rf"(!\[[^]]*){link}", rf"\1]({there % 'raw'}", about)
+    about = re.sub(link, f"]({there % 'blob'}", about)
 
 
 class BuildWithBook(build_py):

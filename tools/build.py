@@ -41,12 +41,15 @@ def generated_from() -> str:
     texts = [
         state(
             *("nbs/index", "normalnorm", "results", "tools"),
-            *("settings.ini", "_toc.yml", "_quarto.yml", "README.md"),
+            *("settings.ini", "_toc.yml", "_quarto.yml", "README."),
         )
     ]
     for c in chapters():
-        texts += [c.name, run.meaning(c.path.name, c.path.read_bytes())]
-        texts += [cell["source"] for cell in c.cells()[:1]]
+        texts += [
+            c.name,
+            run.meaning(c.path.name, c.path.read_bytes()),
+            *(cell["source"] for cell in c.cells()[:1]),
+        ]
     return run.digest("\0".join(texts).encode())
 
 

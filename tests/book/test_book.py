@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 
 from normalnorm.experiments import results
+from normalnorm.plots import INK
 from tools import export, markup, order
 from tools.chapters import (
     APPENDICES,
@@ -111,15 +112,16 @@ def test_the_table_of_renamed_chapters():
     assert grep(rf"(?<![\w.])(?:{old})(?!\w)", "nbs/renamed.csv") == ""
 
 
-def landing_page(folder, change):
-    """The README of a checkout in which the first row of the estimated
-    transform with noise was changed and signed anew.
+def test_a_changed_row_changes_the_readme(tmp_path):
+    """The images of the first row of the estimated transform with noise, of
+    which accuracy is made, and its loss, signed anew. (Without a change it is
+    what the notebooks generate.)
     """
     for name in ("nbs", "normalnorm", "settings.ini", "_toc.yml"):
-        (folder / name).symlink_to(ROOT / name)
+        (tmp_path / name).symlink_to(ROOT / name)
     for made in ("glyphs-length", "noise-dose", "rivals"):
-        shutil.copytree(ROOT / "results" / made, folder / "results" / made)
-    place = folder / "results" / "noise-dose" / "book"
+        shutil.copytree(ROOT / "results" / made, tmp_path / "results" / made)
+    place = tmp_path / "results" / "noise-dose" / "book"
     path, row = next(
         (path, row)
         for name in sorted(results.packed(place))
@@ -127,37 +129,31 @@ def landing_page(folder, change):
         for row in [results.read_row(path)]
         if row["arm"] == "λ̂, ξ = 0.4"
     )
-    change(row)
+    none = bytes(-(-row["test_right"]["count"] // 8))
+    row["test_right"]["bits"] = base64.b64encode(none).decode()
+    losses = results.unpack_losses(row["test_losses"])
+    row["test_losses"] = results.pack_losses(losses + 1)
     path.write_text(  # in place of the one that is packed
         json.dumps(row | {"digest": results.digest(row)}), encoding="utf-8"
     )
-    return export.readme(folder)
-
-
-def test_a_changed_row_changes_the_readme(tmp_path):
-    """Its images, of which accuracy is made, and its loss. (Without a change it
-    is what the notebooks generate.)
-    """
-
-    def change(row):
-        right = row["test_right"]
-        none = bytes(-(-right["count"] // 8))
-        right["bits"] = base64.b64encode(none).decode()
-        losses = results.unpack_losses(row["test_losses"])
-        row["test_losses"] = results.pack_losses(losses + 1)
-
-    def numbers(text):
-        "Those of accuracy and of loss in what is said of a fixed bend."
-        said = re.search(
-            "fixed one, changes the test accuracy by (.*?) points .*? and the "
-            "test loss by (.*?) nats",
-            " ".join(text.split()),
+    kept, found = (
+        re.search(r"against a fixed one *\|(.*?),.*\|(.*?),", text).groups()
+        for text in (
+            (ROOT / "README.md").read_text(encoding="utf-8"),
+            export.readme(tmp_path)["README.md"],
         )
-        return said.groups()
-
-    kept = numbers((ROOT / "README.md").read_text(encoding="utf-8"))
-    found = numbers(landing_page(tmp_path, change))
+    )
     assert all(new != old for new, old in zip(found, kept))
+
+
+def test_the_picture_of_the_readme():
+    "Another processor's last digits make no other; another ink does."
+    text = (ROOT / export.PICTURE).read_text(encoding="utf-8")
+    moved = lambda by: re.sub(
+        r"\d+\.\d{3,}", lambda m: f"{float(m[0]) + by:.6f}", text
+    )
+    assert export.alike(text, moved(0.01)) and not export.alike(text, moved(1))
+    assert not export.alike(text, text.replace(export.GREY, INK))
 
 
 COMPARING = re.compile(
