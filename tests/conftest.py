@@ -59,8 +59,8 @@ LEFT_OUT = {
     "real_folders recipes records results robustness same_bits state "
     "traced train types unique_recipe",
     "browser": "pages widget",
-    "processes": "cli engines failures fsdp lab new_rows packaging private_names "
-    "processors regnorm_parallel spread sync sync_decorrelated",
+    "processes": "cli engines failures fsdp lab new_rows packaging "
+    "private_names processors regnorm_parallel spread sync sync_decorrelated",
 }
 
 

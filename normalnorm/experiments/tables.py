@@ -706,8 +706,8 @@ def rerun_table(
     Example:
 
         >>> from normalnorm.experiments.results import book_results
-        >>> print(rerun_table("proxy-norm", out=book_results()))
-        proxy-norm, scale book: no contrast has two fresh seeds.
+        >>> print(rerun_table("rivals", out=book_results()))
+        rivals, scale book: no contrast has two fresh seeds.
     """
     recipe, out = find(recipe), Path(out or default_out())
     where = f"{recipe.name}, scale {scale}"
