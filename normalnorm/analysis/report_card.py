@@ -1044,21 +1044,22 @@ class Card(NamedTuple):
 def report_card(
     norm_layer: Callable[[int], Any],
     name: str = "",
-    only: Iterable[str] | None = None,
+    only: Iterable[str] | str | None = None,
     activation: Callable[[Tensor], Tensor] = torch.relu,
 ) -> Card:
     """What a normalizer does, measured: its answers to all of `PROPERTIES`.
 
     `norm_layer`: called with a number of channels, as timm's and torchvision's
     argument of this name; a class or a function. `name`: on the card; without
-    it that of `norm_layer`. `only`: the questions to be asked, by name.
+    it that of `norm_layer`. `only`: the questions to be asked, by name, or one.
     `activation`: what follows the layer in the networks that the card makes,
     such as `torch.nn.Identity()` for a layer that has one in it.
 
     On the CPU, in about a minute, most of it the question "compile". What
     cannot be made, is no module, takes no known input or changes its shape is
     a line of the card. Random numbers that a program draws afterwards are the
-    same as without it. Raises `ValueError` for an unknown question.
+    same as without it. Raises `ValueError` for an unknown question, `TypeError`
+    for a layer or a text in place of what makes layers.
 
     Source: chapter 610.
 
@@ -1073,6 +1074,12 @@ def report_card(
         >>> report_card(lambda c: nn.GroupNorm(4, c), only=["mirror"]).faults
         {}
     """
+    if isinstance(norm_layer, str | nn.Module):
+        raise TypeError(
+            f"norm_layer is {norm_layer!r}: expected what makes a layer for a "
+            "number of channels, such as nn.BatchNorm2d or layer_of('batch')"
+        )
+    only = [only] if isinstance(only, str) else only
     questions = list(PROPERTIES if only is None else only)
     for question in questions:
         if question not in PROPERTIES:
@@ -1112,15 +1119,15 @@ def report_card(
 def layer_of(target: str) -> Callable[[int], Any]:
     """The factory that a text names.
 
-    `target`: a short name or a class of this library's layers, or a path to
-    import; in brackets, arguments, among them `C` for the number of channels
-    (without it, the number comes first).
+    `target`: a short name or a class of this library's layers, a class of
+    torch.nn, or a path to import; in brackets, arguments, among them `C` for
+    the number of channels (without it, the number comes first).
 
     Raises `ValueError` for what cannot be read or found.
 
     Example:
 
-        >>> layer_of("torch.nn.GroupNorm(4, C)")(12).num_channels
+        >>> layer_of("nn.GroupNorm(4, C)")(12).num_channels
         12
         >>> layer_of("group(num_groups=3)")(6).num_groups
         3
@@ -1140,10 +1147,15 @@ def layer_of(target: str) -> Callable[[int], Any]:
         if written is None:
             raise SyntaxError("no name, or more than one")
         path, arguments = written.groups()
+        path = path.removeprefix("nn.")
         called: Any = ast.parse(f"f{arguments or '()'}", mode="eval").body
         given = [*called.args, *(k.value for k in called.keywords)]
         has_channels = any(isinstance(node, ast.Name) for node in given)
-        make = pkgutil.resolve_name(path) if "." in path else named(path).make
+        make = (
+            pkgutil.resolve_name(path)
+            if "." in path
+            else getattr(nn, path, None) or named(path).make
+        )
         if not callable(make):
             raise AttributeError("it is a module")
         for node in given:

@@ -570,6 +570,13 @@ def test_a_question_that_fails_is_a_line_and_randomness_is_left_alone():
 
 test_targets_that_name_nothing = refusals(
     [
+        (report_card, {"norm_layer": nn.ReLU()}, TypeError, "what makes"),
+        (report_card, {"norm_layer": "batch"}, TypeError, "layer_of"),
+        (
+            lambda only: report_card(nn.LayerNorm, only=only),
+            {"only": "mirr"},
+            "did you mean mirror",
+        ),
         (layer_of, {"target": "bach"}, "did you mean"),
         (layer_of, {"target": "torch.nn.Nix"}, "names no layer"),
         (layer_of, {"target": "torch.nn.GroupNorm(4,"}, "names no layer"),

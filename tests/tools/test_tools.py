@@ -772,9 +772,13 @@ def test_what_is_counted():
 
 
 def test_the_code_is_no_heavier():
-    "Whoever needs more takes something out first, or says here why not."
+    """Whoever needs more takes something out first, or says here why not: the
+    last eighty statements are cards of all layers, of volumes too, a question
+    and a figure of theirs, airbench's sixth arm, and losses stated beside
+    accuracies.
+    """
     total = sum(size.sizes().values(), Counter())
-    assert total["statements"] <= 59_020 and total["characters"] <= 3_396_000
+    assert total["statements"] <= 59_100 and total["characters"] <= 3_401_000
 
 
 # ---- the search -------------------------------------------------------------
