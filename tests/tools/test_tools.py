@@ -130,6 +130,10 @@ def test_differences_are_found_and_healed(checkout):
     ]
     export.export(checkout)
     assert export.differences(checkout) == []
+    edit(checkout, "010_first", "return 1", "return 3")
+    assert export.differences(checkout) == [
+        "normalnorm/first.py: differs from its chapter"
+    ]
 
 
 def test_noise_is_found(checkout):
