@@ -294,10 +294,9 @@ def pre_affine(
             if again:  # the second call below comes through here too
                 return
             plain = {
-                key: torch.ones_like(p)
-                if key == "weight"
-                else torch.zeros_like(p)
+                key: torch.full_like(p, float(key == "weight"))
                 for key, p in module.named_parameters(recurse=False)
+                if key in ("weight", "bias")
             }
             again = True
             x = torch.func.functional_call(module, plain, args)

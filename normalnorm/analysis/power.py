@@ -202,7 +202,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 def _without_affine(module: nn.Module) -> nn.Module:
     twin = copy.deepcopy(module)
     for name, parameter in twin.named_parameters(recurse=False):
-        nn.init.constant_(parameter, float(name == "weight"))
+        if name in ("weight", "bias"):
+            nn.init.constant_(parameter, float(name == "weight"))
     return twin
 
 

@@ -23,6 +23,7 @@ from normalnorm.analysis.normality_tests import (
     shapiro_weights,
     shapiro_wilk,
 )
+from normalnorm.analysis.power import model_power, power_decomposition
 from normalnorm.experiments import models
 from normalnorm.layers.normality import (
     BatchNormalNorm2d,
@@ -30,6 +31,7 @@ from normalnorm.layers.normality import (
     InstanceNormalNorm2d,
     LayerNormalNorm,
 )
+from normalnorm.layers.pointwise import DynamicErf
 from tests.peers import installed
 from tests.refusals import refusals
 
@@ -63,6 +65,18 @@ def test_pre_affine_survives_layers_without_affine_map():
     )
     found = pre_affine(model, torch.randn(9, 4))
     assert found["0"].shape == (4, 9) and found["1"].shape == (9, 4)
+
+
+def test_no_other_parameter_than_weight_and_bias_is_set_aside():
+    layer, x = DynamicErf(4), torch.randn(9, 4)
+    for value, p in enumerate(layer.parameters(), 2):
+        nn.init.constant_(p, value / 10)
+    y = torch.special.erf(layer.alpha * x + layer.shift)
+    model = nn.Sequential(layer)
+    torch.testing.assert_close(pre_affine(model, x)["0"], y)
+    torch.testing.assert_close(
+        model_power(model, x)["0"], power_decomposition(y)
+    )
 
 
 # ---- one sample at a time ----

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from normalnorm.analysis.gaussianity import pre_affine
 from normalnorm.experiments import data
 from normalnorm.experiments.optimization import Settings, make_optimizer
 from normalnorm.experiments.recipes.airbench import (
@@ -55,11 +54,6 @@ def test_arms_begin_alike_and_seeds_do_not():
     }
     points = [nets[-1].layers[i].point for i in range(3, 24, 4)]
     assert all(isinstance(m, DynamicErf) and m.alpha == 0.5 for m in points)
-    # its rows have a finite R²: α is not set aside with γ and β
-    images = data.load("fashion", "train", 4)[0]
-    assert all(
-        (x.std(1) > 0).any() for x in pre_affine(nets[-1], images).values()
-    )
     assert noisy["GN+PN"].num_groups == 4
     for arm in [*SMOKE][:4]:
         assert (noisy[arm].eps, noisy[arm].momentum) == (1e-12, 0.4)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import register_parametrization
 
 from ..data import info
 from ..models import Norm
@@ -100,9 +99,6 @@ class _Derf(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         self.point = DynamicErf(channels)
-        for name in ("alpha", "shift"):
-            # no longer the layer's own: `pre_affine` sets those but γ to 0
-            register_parametrization(self.point, name, nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
         "At each position."
