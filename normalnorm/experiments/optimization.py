@@ -23,8 +23,9 @@ __all__ = [
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -148,6 +149,14 @@ class Settings:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            kind = {int: Integral, float: Real}.get(one.type, object)
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"{one.name}={value!r} is not "
+                    f"{'a whole' if kind is Integral else 'a'} number"
+                )
         if self.compile is True:
             object.__setattr__(self, "compile", "inductor")
         for name, known in (

@@ -442,13 +442,15 @@ def test_outcome_has_accuracy_and_loss_and_which_images_were_right(tmp_path):
 
 test_wrong_settings_are_refused = refusals(
     [
-        (wrong, "did you mean|expected")
+        (wrong, "did you mean|expected|is not a")
         for wrong in (
             {"optimizer": "sdg"},
             {"schedule": "one-cycle"},
             {"epochs": 0},
             {"lr": 0.0},
             {"lr": math.nan},
+            {"lr": "0.1"},
+            {"batch": 12.5},
             {"batch": 1},
             {"weight_decay": -1.0},
             {"batch": 10, "accumulate": 3},
