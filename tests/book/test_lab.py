@@ -22,50 +22,43 @@ from tools.folding import fold_of, without_directives
 HTML = ROOT / "_build" / "html" / "nbs"
 
 
-def translated(text, shipped=frozenset()):
-    return plain.Plain(ROOT, set(shipped)).markdown(markup.blocks(text))
-
-
 # ---- the translation --------------------------------------------------------
 
 
-def test_equations_carry_their_numbers():
-    number = plain.numbers(ROOT)["eq-safe"]
-    assert (
-        translated("See @eq-safe:\n$$ a = b. $$ {#eq-safe}\nand $$ c $$")
-        == f"See ({number}):\n\n$$\na = b. \\tag{{{number}}}\n$$\n\nand\n\n"
-        "$$\nc\n$$"
-    )
-    assert "`@eq-safe`" in translated("`@eq-safe` in code stays")
-
-
-def test_blocks():
-    assert (
-        translated("::: {#thm-curvature}\nFor every $x$.\n:::")
-        == f"> **Theorem {plain.numbers(ROOT)['thm-curvature']}**\n>\n"
-        "> For every $x$."
-    )
-    assert translated("::: {.proof}\nEasy.\n:::") == "> *Proof.* Easy. ∎"
-    assert (
-        translated("::: {.solution}\nSix.\n:::")
-        == "<details>\n<summary>Solution</summary>\n\nSix.\n\n</details>"
-    )
-
-
-def test_citations_and_links():
-    assert translated("@yeo2000 say") == "Yeo and Johnson (2000) say"
-    assert (
-        translated("so [@yeo2000; @eftekhari2025, Eq. 3].")
-        == "so (Yeo and Johnson, 2000; Eftekhari and Papyan, 2025, Eq. 3)."
-    )
-    assert (
-        translated(
+@pytest.mark.parametrize(
+    "text, made",
+    [
+        ("`@eq-safe` in code stays", "`@eq-safe` in code stays"),
+        ("::: {.proof}\nEasy.\n:::", "> *Proof.* Easy. ∎"),
+        (
+            "::: {.solution}\nSix.\n:::",
+            "<details>\n<summary>Solution</summary>\n\nSix.\n\n</details>",
+        ),
+        ("@yeo2000 say", "Yeo and Johnson (2000) say"),
+        (
+            "so [@yeo2000; @eftekhari2025, Eq. 3].",
+            "so (Yeo and Johnson, 2000; Eftekhari and Papyan, 2025, Eq. 3).",
+        ),
+        (
             "[a](b.ipynb) [c](d.ipynb#e) [f](https://g.h) [i](#j)",
-            shipped={"b.ipynb"},
-        )
-        == "[a](b.ipynb) c "
-        "[f](https://g.h) [i](#j)"
-    )
+            "[a](b.ipynb) c [f](https://g.h) [i](#j)",
+        ),
+        # with the numbers of the book
+        (
+            "See @eq-safe:\n$$ a = b. $$ {#eq-safe}\nand $$ c $$",
+            "See (eq-safe):\n\n$$\na = b. \\tag{eq-safe}\n$$\n\nand\n\n"
+            "$$\nc\n$$",
+        ),
+        (
+            "::: {#thm-curvature}\nFor every $x$.\n:::",
+            "> **Theorem thm-curvature**\n>\n> For every $x$.",
+        ),
+    ],
+)
+def test_the_translation(text, made):
+    for label in re.findall(r"#([\w-]+)\}", text):
+        made = made.replace(label, plain.numbers(ROOT)[label])
+    assert plain.Plain(ROOT, {"b.ipynb"}).markdown(markup.blocks(text)) == made
 
 
 def test_code_cells():

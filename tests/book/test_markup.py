@@ -80,6 +80,14 @@ LONGER = "````\n```\n::: {.proof}\n```\n$$ x $$\n````"
             id="code ends at a fence as long as its own",
         ),
         pytest.param(
+            "```\na\n``` b\n```\n::: {.proof}\nc\n:::",
+            (
+                Code("```\na\n``` b\n```"),
+                Division("proof", "", (Text(("c",)),)),
+            ),
+            id="a fence with words behind it ends no code",
+        ),
+        pytest.param(
             "# A\n\n### B $x$ {#sec-b}\n#c\n",
             (
                 Heading(1, ("A",)),
@@ -158,11 +166,6 @@ def test_nothing_is_read_within_code(fence):
         Code(source),
         Text(("b",)),
     )
-
-
-def test_a_fence_with_words_behind_it_ends_no_code():
-    first, last = markup.blocks("```\na\n``` b\n```\n::: {.proof}\nc\n:::")
-    assert first == Code("```\na\n``` b\n```") and last.kind == "proof"
 
 
 # ---- divisions --------------------------------------------------------------

@@ -37,6 +37,7 @@ def short(text):
         ("(1+a)ℓ ≥ |a| for d(a)", "(1+`a`)`ℓ` ≥ |`a`| for `d`(`a`)"),
         ("f''² at 2L''", "`f`″^{2} at 2`L`″"),
         ("x < y & z", "`x` < `y` & `z`"),
+        ("scale `x_1`: x", "scale <code>x_1</code>: `x`"),
     ],
 )
 def test_what_is_marked(text, made):
@@ -62,13 +63,6 @@ def test_what_is_marked(text, made):
 )
 def test_what_is_left(text):
     assert short(text) == text
-
-
-def test_code_in_statements():
-    assert (
-        typeset.statement("scale `x_1`: x")
-        == "scale <code>x_1</code>: <var>x</var>"
-    )
 
 
 def test_every_statement_keeps_its_characters():
