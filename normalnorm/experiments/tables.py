@@ -21,6 +21,7 @@ __all__ = [
     "every_seed",
     "Rerun",
     "reruns",
+    "asked_again",
     "rerun_lines",
     "rerun_table",
     "overview",
@@ -667,6 +668,27 @@ def reruns(old: Effects, fresh: Effects) -> list[Rerun]:
     return found
 
 
+def asked_again(
+    recipe: Recipe | str, scale: str = "book", out: Path | str | None = None
+) -> list[Rerun]:
+    """Each contrast of a recipe in its rows and in those of fresh seeds, which
+    `normalnorm rerun` has made; empty where there are none.
+
+    `recipe`: or its name; `scale`: one of its scales; `out`: the folder of
+    results, by default that of the book.
+
+    Example:
+
+        >>> {one.fresh.n for one in asked_again("proxy-norm")}
+        {10}
+    """
+    recipe, out = find(recipe), Path(out or book_results())
+    return reruns(
+        effects(recipe, scale, out),
+        effects(settled(recipe, scale, out), scale, out / FRESH),
+    )
+
+
 RERUN = ["contrast", "of", "recorded", "fresh", "change", "held"]
 
 
@@ -711,10 +733,7 @@ def rerun_table(
     """
     recipe, out = find(recipe), Path(out or default_out())
     where = f"{recipe.name}, scale {scale}"
-    found = reruns(
-        effects(recipe, scale, out),
-        effects(settled(recipe, scale, out), scale, out / FRESH),
-    )
+    found = asked_again(recipe, scale, out)
     if not found:
         return f"{where}: no contrast has two fresh seeds."
     held = sum(one.held for one in found)

@@ -24,6 +24,7 @@ from normalnorm.analysis.report_card import (
     layer_of,
     report_card,
 )
+from normalnorm.checks.theory.collapse import arc_cosine as kappa
 from normalnorm.claims import ledger
 from normalnorm.experiments.results import book_results
 from normalnorm.layers.prelayer import PreLayerNormConv2d
@@ -211,11 +212,6 @@ def test_no_false_alarm(target):
     old = TORCH < (2, 13) and target in ("batch", "layer")
     assert card.faults.keys() <= ({"compile"} if old else set()), str(card)
     assert not any("not answered" in v.found for v in card.lines.values())
-
-
-def kappa(c):
-    "The cosine behind ReLU of two normal inputs of correlation c."
-    return (math.sqrt(1 - c**2) + c * (math.pi - math.acos(c))) / math.pi
 
 
 def test_what_is_known_of_plain_layers():
