@@ -1154,7 +1154,7 @@ def stated_figure(
         bound = recipe.negligible.get(metric, 0.0)
         axis.axvspan(-bound, bound, color=plots.INK, alpha=0.1, linewidth=0)
         axis.axvline(0, color=plots.INK, linewidth=0.8)
-        axis.set(xlabel=f"difference, {recipe.columns.get(metric, metric)}")
+        axis.set(xlabel=f"difference,\n{recipe.columns.get(metric, metric)}")
         for i, (name, of) in enumerate(found.items()):
             judged = {
                 pairs.index(contrast[:2]) + 0.2 * i: one.found
