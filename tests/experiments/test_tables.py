@@ -397,7 +397,7 @@ def test_rows_of_another_device_stand_beside_the_books(tmp_path, monkeypatch):
 
     def drawn():
         (panel, other) = tables.stated_figure(recipe).axes
-        assert other.get_xlabel().startswith("difference, ")
+        assert other.get_xlabel().startswith("difference,\n")
         return {
             dots.get_label(): dots[0].get_xydata().T
             for dots in panel.containers
