@@ -151,7 +151,7 @@ class Settings:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            kind = {int: Integral, float: Real}.get(one.type, object)
+            kind = {int: Integral, float: Real}.get(one.type, object)  # type: ignore
             if not isinstance(value, kind):
                 raise ValueError(
                     f"{one.name}={value!r} is not "
